@@ -1,0 +1,59 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+UNFINISHED := $(VENV)/.unfinished
+
+# Arguments of `make quickstart`
+MODEL ?= tiny
+ITERS ?=
+
+# Libraries keep their caches inside the repository, not in the home folder.
+CACHE := $(CURDIR)/$(VENV)/cache
+export MPLCONFIGDIR := $(CACHE)/matplotlib
+export HF_HOME := $(CACHE)/huggingface
+export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
+export TRITON_CACHE_DIR := $(CACHE)/triton
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv and install everything into it (once)
+
+# The stamp is written last. A set-up that was cut off leaves the unfinished mark, and the next one starts afresh:
+# a package that was being unpacked may look installed and not be.
+$(STAMP): setup.py constraints.txt pyproject.toml
+	@set -eu; \
+	if [ -e $(UNFINISHED) ] || ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
+	    interpreter=$$(bash tools/find_python.sh); \
+	    echo "making $(VENV) with $$interpreter"; \
+	    "$$interpreter" -m venv --clear $(VENV); \
+	fi; \
+	touch $(UNFINISHED); \
+	echo "installing (several minutes the first time: torch alone is about 5 GB on disk)"; \
+	$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	rm $(UNFINISHED); \
+	touch $(STAMP)
+
+quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU processes; MODEL=tiny ITERS=150
+	$(VENV_PYTHON) examples/quickstart/quickstart.py --model $(MODEL) $(if $(ITERS),--iters $(ITERS))
+
+lint: setup ## style, formatting and types
+	$(VENV_PYTHON) -m ruff check
+	$(VENV_PYTHON) -m ruff format --check
+	$(VENV_PYTHON) -m mypy megatron_async
+
+test: setup lint ## lint, then every test that needs no GPU
+	$(VENV_PYTHON) -m pytest
+
+format: setup ## rewrite the source in the project's style
+	$(VENV_PYTHON) -m ruff check --fix
+	$(VENV_PYTHON) -m ruff format
+
+clean: ## remove the virtual environment, caches and build products; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find megatron_async tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

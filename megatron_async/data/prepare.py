@@ -1,0 +1,230 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""From the standard library's source to a tokenizer and Megatron data files, built once and then reused."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from megatron_async.data.stdlib_corpus import Corpus, Document, read_corpus
+from megatron_async.data.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
+
+# Raised when the same input would give other files: then older folders are rebuilt.
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+TRAIN_NAME = "train_text_document"
+VALID_NAME = "valid_text_document"
+# Index caches: ours, and the one Megatron keeps in a folder named like the data prefix.
+_CACHES = {"index_cache", TRAIN_NAME, VALID_NAME}
+_OWN_ENTRIES = {
+    MANIFEST,
+    TOKENIZER_FOLDER,
+    *(f"{name}.{suffix}" for name in (TRAIN_NAME, VALID_NAME) for suffix in ("bin", "idx")),
+    *_CACHES,
+}
+_ENCODE_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PartCounts:
+    """Size of one part of the corpus: documents, bytes of text, tokens with one end-of-document token a document."""
+
+    documents: int
+    bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusPaths:
+    """Where a prepared corpus lies.
+
+    Attributes:
+        folder: holds everything below.
+        train_prefix: Megatron data prefix (without `.bin`, `.idx`) of the training part.
+        valid_prefix: the same for the held-out part.
+        tokenizer: Hugging Face tokenizer folder.
+        vocab_size: tokens in the vocabulary, special ones included.
+        train: size of the training part.
+        valid: size of the held-out part.
+    """
+
+    folder: Path
+    train_prefix: str
+    valid_prefix: str
+    tokenizer: Path
+    vocab_size: int
+    train: PartCounts
+    valid: PartCounts
+
+    def megatron_arguments(self) -> list[str]:
+        """Command-line arguments for a run on this corpus."""
+        return [
+            "--tokenizer-type",
+            TOKENIZER_TYPE,
+            "--tokenizer-model",
+            str(self.tokenizer),
+            "--train-data-path",
+            self.train_prefix,
+            "--valid-data-path",
+            self.valid_prefix,
+        ]
+
+
+def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | None = None) -> CorpusPaths:
+    """Have the corpus, its tokenizer and its data files in `folder`; build them only if they are not there already.
+
+    What is there is taken if its manifest names the same interpreter, source files, vocabulary size and format, and
+    every file still has the digest written down. Anything else is rebuilt beside `folder` and swapped in, so a build
+    cut short leaves no folder that looks complete. Of several processes one builds and the others wait for it.
+
+    Args:
+        folder: where the files go; created. To build, its parent must be writable.
+        vocab_size: most tokens the vocabulary may have.
+        root: folder of `*.py` files to take instead of the standard library.
+
+    Raises:
+        ValueError: if `folder` holds files of somebody else, `vocab_size` is too small or `root` has too few files.
+    """
+    folder = Path(folder)
+    corpus = read_corpus(root)
+    digest = _digest(corpus, vocab_size)
+    manifest = _valid_manifest(folder, digest)
+    if manifest is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder.parent / f".{folder.name}.lock"):
+            # Another process may have built it while this one waited.
+            manifest = _valid_manifest(folder, digest) or _rebuild(folder, corpus, vocab_size, digest)
+    return _paths(folder, manifest)
+
+
+def _refuse_foreign_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call.")
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES) if folder.exists() else []
+    if foreign:
+        raise ValueError(
+            f"{folder} holds {len(foreign)} entries that do not belong to a prepared corpus ({', '.join(foreign[:5])}). "
+            "The folder is replaced as a whole when it is rebuilt: name an empty or new one."
+        )
+
+
+def _digest(corpus: Corpus, vocab_size: int) -> str:
+    """Everything the built files depend on."""
+    parts = {"train": corpus.train, "valid": corpus.valid}
+    identity = {
+        "format": FORMAT_VERSION,
+        "python": platform.python_version(),
+        "tokenizers": tokenizers.__version__,
+        "vocab_size": vocab_size,
+        "files": {part: [(doc.path, doc.size, doc.digest) for doc in docs] for part, docs in parts.items()},
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Hold `lock`; the system lets go of it when the process dies."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _valid_manifest(folder: Path, digest: str) -> dict[str, Any] | None:
+    """The folder's manifest if it belongs to `digest` and every file is as it was written."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        if manifest["digest"] != digest:
+            return None
+        intact = all(_file_digest(folder / name) == written for name, written in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if intact else None
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict[str, Any]:
+    """Build beside `folder` and swap the result in. The caller holds the lock."""
+    _refuse_foreign_folder(folder)
+    for leftover in folder.parent.glob(f".{folder.name}.building-*"):  # of builds that were killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.building-", dir=folder.parent))
+    try:
+        temporary.chmod(0o755)
+        manifest = {"digest": digest, **_build(temporary, corpus, vocab_size)}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        if folder.exists():
+            # Also named as a leftover, so that the next build removes it if this process dies in between.
+            os.rename(folder, f"{temporary}-replaced")
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(f"{temporary}-replaced", ignore_errors=True)
+    return manifest
+
+
+def _build(folder: Path, corpus: Corpus, vocab_size: int) -> dict[str, Any]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        step = progress.add_task("Training the tokenizer", total=None)
+        tokenizer = train_tokenizer((document.text for document in corpus.train), vocab_size)
+        save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+        progress.update(step, description="Tokenizing", total=len(corpus.train) + len(corpus.valid))
+        counts = {
+            part: asdict(_write_part(folder / name, documents, tokenizer, progress, step))
+            for part, name, documents in (
+                ("train", TRAIN_NAME, corpus.train),
+                ("valid", VALID_NAME, corpus.valid),
+            )
+        }
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "vocab_size": tokenizer.get_vocab_size(),
+        **counts,
+        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+    }
+
+
+def _write_part(
+    prefix: Path, documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress, step: TaskID
+) -> PartCounts:
+    # Importing Megatron takes seconds, which a call that only reuses files need not spend.
+    from megatron_async.data.indexed import IndexedWriter
+
+    end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    with IndexedWriter(str(prefix), tokenizer.get_vocab_size()) as writer:
+        for start in range(0, len(documents), _ENCODE_AT_ONCE):
+            batch = documents[start : start + _ENCODE_AT_ONCE]
+            for encoding in tokenizer.encode_batch_fast([document.text for document in batch]):
+                writer.add([*encoding.ids, end])
+            progress.advance(step, len(batch))
+        writer.commit()
+    return PartCounts(writer.documents, sum(document.size for document in documents), writer.tokens)
+
+
+def _paths(folder: Path, manifest: dict[str, Any]) -> CorpusPaths:
+    return CorpusPaths(
+        folder=folder,
+        train_prefix=str(folder / TRAIN_NAME),
+        valid_prefix=str(folder / VALID_NAME),
+        tokenizer=folder / TOKENIZER_FOLDER,
+        vocab_size=manifest["vocab_size"],
+        train=PartCounts(**manifest["train"]),
+        valid=PartCounts(**manifest["valid"]),
+    )

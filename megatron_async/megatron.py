@@ -1,0 +1,186 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The one importer of private or version-dependent Megatron names (tested with megatron-core 0.19.2).
+
+Everything else in the package imports Megatron's public classes or goes through here, so that a new Megatron
+release is met in one file. `megatron_async.platform.activate` must have run before this module is imported.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import mpu, tensor_parallel
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.msc_utils import MultiStorageClientFeature
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.schedules import (
+    backward_step,
+    deallocate_output_tensor,
+    forward_step,
+    get_tensor_shapes,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import (
+    get_attr_wrapped_model,
+    get_batch_on_this_tp_rank,
+    get_model_config,
+    unwrap_model,
+)
+from megatron.training import initialize as _initialize
+from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from megatron.training.arguments import add_megatron_arguments, validate_args
+from megatron.training.checkpointing import checkpoint_exists, save_checkpoint
+from megatron.training.global_vars import (
+    get_args,
+    get_tensorboard_writer,
+    get_timers,
+    get_tokenizer,
+    get_wandb_writer,
+    set_global_variables,
+)
+from megatron.training.models import GPTModelConfig
+from megatron.training.training import (
+    build_train_valid_test_data_iterators,
+    evaluate,
+    num_floating_point_operations,
+    setup_model_and_optimizer,
+    update_train_iters,
+)
+
+__all__ = [
+    "ChainedOptimizer",
+    "GPTModelConfig",
+    "MegatronOptimizer",
+    "ProcessGroupCollection",
+    "backward_step",
+    "build_train_valid_test_data_iterators",
+    "check_arguments",
+    "checkpoint_exists",
+    "deallocate_output_tensor",
+    "evaluate",
+    "finalize_model_grads",
+    "forward_step",
+    "get_args",
+    "get_attr_wrapped_model",
+    "get_batch_on_this_tp_rank",
+    "get_forward_backward_func",
+    "get_model_config",
+    "get_num_microbatches",
+    "get_tensor_shapes",
+    "get_tensorboard_writer",
+    "get_timers",
+    "get_tokenizer",
+    "get_wandb_writer",
+    "gpt_config_from_args",
+    "initialize",
+    "inner_optimizers",
+    "make_parser",
+    "mpu",
+    "num_floating_point_operations",
+    "pretrain_cfg_container_from_args",
+    "rank_from_environment",
+    "save_checkpoint",
+    "set_global_variables",
+    "setup_model_and_optimizer",
+    "unwrap_model",
+    "update_train_iters",
+]
+
+
+def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add every Megatron-LM argument to `parser`."""
+    return add_megatron_arguments(parser)
+
+
+def rank_from_environment(args: argparse.Namespace) -> None:
+    """Set what Megatron's own `parse_args` takes from outside the command line: rank, world size, storage client."""
+    args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
+    args.rank = int(os.environ.get("RANK", "0"))
+    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.enable_msc:
+        MultiStorageClientFeature.enable()
+    else:
+        MultiStorageClientFeature.disable()
+
+
+def check_arguments(args: argparse.Namespace) -> str | None:
+    """Run Megatron's own validation (it also derives values). Return its first objection, or None.
+
+    Megatron stops at its first failed check, with an assertion, an exception or `exit()`.
+    """
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            validate_args(args)
+    except SystemExit:
+        return printed.getvalue().strip().splitlines()[-1]
+    except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
+        return str(error) or _failed_assertion(error)
+    return None
+
+
+def _failed_assertion(error: BaseException) -> str:
+    """The source line of an assertion without a message: better than nothing."""
+    traceback = error.__traceback__
+    assert traceback is not None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    import linecache
+
+    code = traceback.tb_frame.f_code
+    line = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+    return f"Megatron requires: {line.removeprefix('assert ')}"
+
+
+def initialize(args: argparse.Namespace) -> None:
+    """Start torch.distributed, Megatron's model-parallel groups and its random states.
+
+    On GPUs this is Megatron's `initialize_megatron`. On CPUs the same steps run here, because Megatron skips
+    model-parallel groups and the random state tracker when there is no CUDA device. On both, the compilation of
+    the data set helper is left out: the wheel ships it compiled, without the Makefile that Megatron would call.
+    """
+    _initialize._compile_dependencies = lambda: dist.barrier()
+    if args.device == "cuda":
+        _initialize.initialize_megatron()
+        return
+    dist.init_process_group(
+        backend=args.distributed_backend,
+        world_size=args.world_size,
+        rank=args.rank,
+        timeout=timedelta(minutes=args.distributed_timeout_minutes),
+    )
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        distributed_timeout_minutes=args.distributed_timeout_minutes,
+        order="tp-cp-ep-dp-pp" if not args.use_tp_pp_dp_mapping else "tp-cp-ep-pp-dp",
+        create_gloo_process_groups=args.use_gloo_process_groups,
+    )
+    _initialize.initialize_megatron(allow_no_cuda=True, skip_model_parallel_init=True)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed + 100 * mpu.get_pipeline_model_parallel_rank())
+
+
+def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
+    """The Megatron optimizers that own a torch optimizer each, in Megatron's order; stubs are left out."""
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    for member in chain:
+        if isinstance(member, ChainedOptimizer):
+            yield from inner_optimizers(member)
+        elif not member.is_stub_optimizer:
+            yield member
+
+
+Evaluate = Callable[..., Any]

@@ -1,0 +1,51 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Package metadata; linters, type checker and tests are configured in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def _version() -> str:
+    """The one version string, read without importing the package (whose dependencies may not be there yet)."""
+    text = (ROOT / "megatron_async" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('megatron_async/__init__.py has no line of the form __version__ = "X.Y.Z"')
+    return found.group(1)
+
+
+setup(
+    name="megatron_async",
+    version=_version(),
+    description="Megatron-Core training with a bubble-free pipeline and one-step-old gradients",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["megatron_async", "megatron_async.*"]),
+    python_requires=">=3.12",
+    install_requires=[
+        "torch>=2.9",
+        # The wheel ships megatron.training too; its private names are met in megatron_async/megatron.py.
+        "megatron-core[training]>=0.19,<0.20",
+        # megatron-core 0.19 drops Muon and SOAP without a word when it meets a newer one.
+        "emerging-optimizers>=0.3,<0.4",
+        "datasets",
+        "tokenizers",
+        "transformers",
+        "wandb",
+        "tensorboard",
+        "matplotlib",
+        "rich",
+        "einops",
+        "numpy",
+    ],
+    extras_require={
+        "dev": ["pytest", "hypothesis", "ruff", "mypy"],
+        # Apex has no usable package index entry: the Dockerfile starts from an image that has it built.
+        "gpu": ["transformer-engine[pytorch]", "flash-linear-attention"],
+    },
+)
