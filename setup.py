@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def _version() -> str:
-    """The one version string, read without importing the package (whose dependencies may not be there yet)."""
+    """The one version string, read without importing the package, whose dependencies may be missing yet."""
     text = (ROOT / "megatron_async" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if found is None:

@@ -294,7 +294,7 @@ def _delay_name(args: argparse.Namespace) -> str:
 
 def _after_megatron(args: argparse.Namespace) -> list[str]:
     """Rules that need Megatron's derived values: data-parallel size, batch sizes, iterations, the model's configuration."""
-    from megatron_async.data.datasets import missing_data_files
+    from megatron_async.data.blend import missing_data_files
 
     problems = []
     per_step = args.micro_batch_size * args.data_parallel_size

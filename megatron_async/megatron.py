@@ -8,19 +8,24 @@ release is met in one file. `megatron_async.platform.activate` must have run bef
 import argparse
 import contextlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
 from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
     backward_step,
     deallocate_output_tensor,
@@ -57,6 +62,7 @@ from megatron.training.training import (
 
 __all__ = [
     "ChainedOptimizer",
+    "GPT",
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
@@ -71,6 +77,7 @@ __all__ = [
     "get_args",
     "get_attr_wrapped_model",
     "get_batch_on_this_tp_rank",
+    "get_canonical_lr_for_logging",
     "get_forward_backward_func",
     "get_model_config",
     "get_num_microbatches",
@@ -90,9 +97,15 @@ __all__ = [
     "save_checkpoint",
     "set_global_variables",
     "setup_model_and_optimizer",
+    "step_unless_not_finite",
+    "tied_embedding",
+    "timed_schedule",
     "unwrap_model",
     "update_train_iters",
 ]
+
+
+GPT = ModelType.encoder_or_decoder
 
 
 def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -183,4 +196,58 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
             yield member
 
 
-Evaluate = Callable[..., Any]
+
+def device() -> torch.device:
+    """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
+    return torch.device(torch.cuda.current_device())
+
+
+def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
+    """The weight that the first and last stage share as embedding and head, where this rank holds one of two copies."""
+    model = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
+    if mpu.get_pipeline_model_parallel_world_size() == 1 or not model.share_embeddings_and_output_weights:
+        return None
+    return model.shared_embedding_or_output_weight() if model.pre_process or model.post_process else None
+
+
+@contextlib.contextmanager
+def timed_schedule(timeline: Any, batch: int, microbatches: int) -> Iterator[None]:
+    """Measure the forwards and backwards of one batch that Megatron's own schedule function runs.
+
+    Args:
+        timeline: receives one span for each.
+        batch, microbatches: number of the batch and micro-batches in it, for the labels.
+    """
+    originals = {"F": schedules.forward_step, "B": schedules.backward_step}
+
+    def timed(kind: str) -> Callable[..., Any]:
+        numbers = count(batch * microbatches)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with timeline.span(kind, batch=batch, microbatch=next(numbers), version=batch):
+                return originals[kind](*args, **kwargs)
+
+        return step
+
+    schedules.forward_step, schedules.backward_step = timed("F"), timed("B")
+    try:
+        yield
+    finally:
+        schedules.forward_step, schedules.backward_step = originals["F"], originals["B"]
+
+
+def step_unless_not_finite(optimizer: MegatronOptimizer) -> tuple[bool, float]:
+    """Megatron's optimizer step, left out when the gradient's norm is not finite: (skipped, global norm before clipping).
+
+    The parts of `ChainedOptimizer.step` in their order, with one check between them.
+    """
+    if optimizer.prepare_grads():  # fp16: the loss scaler found an overflow
+        return True, math.nan
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        return True, norm
+    for inner in inner_optimizers(optimizer):
+        if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
+            clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
+    optimizer.step_with_ready_grads()
+    return False, norm

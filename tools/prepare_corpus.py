@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Prepare the corpus that needs no download (the standard library's source) with its tokenizer and data files."""
+"""Prepare a corpus without a download: the standard library's source, with its tokenizer and data files."""
 
 import argparse
 import shlex
 import sys
+import warnings
 
 from megatron_async.data.prepare import PartCounts, prepare_corpus
 
@@ -11,12 +12,18 @@ from megatron_async.data.prepare import PartCounts, prepare_corpus
 def main(arguments: list[str] | None = None) -> int:
     """Run the tool; return the exit status, 2 for input that cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", default="runs/data/stdlib", help="folder for the files (default: %(default)s)")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="tokens in the vocabulary (default: %(default)s)")
+    parser.add_argument(
+        "--output", default="runs/data/stdlib", help="folder for the files (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vocab-size", type=int, default=4096, help="tokens in the vocabulary (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
+    # Megatron warns of GPU libraries that are missing; data files need none.
+    warnings.filterwarnings("ignore", module="megatron")
     try:
         corpus = prepare_corpus(options.output, options.vocab_size)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"prepare_corpus: {error}", file=sys.stderr)
         return 2
     print(f"folder      {corpus.folder}")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Writing Megatron's indexed data sets (`PREFIX.bin`, `PREFIX.idx`) so that a reader never sees half of one."""
+"""Writing Megatron's indexed data sets (`PREFIX.bin`, `PREFIX.idx`); a reader never sees half of one."""
 
 import os
 from pathlib import Path
@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 class IndexedWriter:
     """Writes one data set, one document after the other; `commit` makes it visible under its prefix.
 
-    Used as a context manager it throws everything away unless `commit` was called. Tokens take 2 bytes where the
-    vocabulary allows it, else 4.
+    Used as a context manager it throws everything away unless `commit` was called. Tokens take 2 bytes where
+    the vocabulary allows it, else 4.
 
     Attributes:
         documents: number of documents added.
@@ -52,8 +52,9 @@ class IndexedWriter:
         if array.min() < 0 or array.max() >= self._vocab_size:
             outside = array[(array < 0) | (array >= self._vocab_size)][0]
             raise ValueError(
-                f"document {self.documents} holds token id {outside}, but the vocabulary has {self._vocab_size} tokens "
-                f"(0 to {self._vocab_size - 1}). The tokenizer and its vocabulary size do not fit together."
+                f"document {self.documents} holds token id {outside}, but the vocabulary has "
+                f"{self._vocab_size} tokens (0 to {self._vocab_size - 1}). The tokenizer and its vocabulary "
+                "size do not fit together."
             )
         self._builder.add_document(array, [array.size])
         self.documents += 1

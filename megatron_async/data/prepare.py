@@ -40,7 +40,7 @@ _ENCODE_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """Size of one part of the corpus: documents, bytes of text, tokens with one end-of-document token a document."""
+    """Size of one part of the corpus: documents, bytes of text, tokens with the end-of-document tokens."""
 
     documents: int
     bytes: int
@@ -84,11 +84,12 @@ class CorpusPaths:
 
 
 def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | None = None) -> CorpusPaths:
-    """Have the corpus, its tokenizer and its data files in `folder`; build them only if they are not there already.
+    """Have the corpus, its tokenizer and its data files in `folder`; build them only if they are not there.
 
-    What is there is taken if its manifest names the same interpreter, source files, vocabulary size and format, and
-    every file still has the digest written down. Anything else is rebuilt beside `folder` and swapped in, so a build
-    cut short leaves no folder that looks complete. Of several processes one builds and the others wait for it.
+    What is there is taken if its manifest names the same interpreter, source files, vocabulary size and
+    format, and every file still has the digest written down. Anything else is rebuilt beside `folder` and
+    swapped in, so a build cut short leaves no folder that looks complete. Of several processes one builds and
+    the others wait for it.
 
     Args:
         folder: where the files go; created. To build, its parent must be writable.
@@ -96,7 +97,8 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
         root: folder of `*.py` files to take instead of the standard library.
 
     Raises:
-        ValueError: if `folder` holds files of somebody else, `vocab_size` is too small or `root` has too few files.
+        ValueError: if `folder` holds files of somebody else, `vocab_size` is too small or `root` has too few
+            files.
     """
     folder = Path(folder)
     corpus = read_corpus(root)
@@ -112,12 +114,19 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call.")
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES) if folder.exists() else []
+        raise ValueError(
+            f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call."
+        )
+    foreign = (
+        sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES)
+        if folder.exists()
+        else []
+    )
     if foreign:
         raise ValueError(
-            f"{folder} holds {len(foreign)} entries that do not belong to a prepared corpus ({', '.join(foreign[:5])}). "
-            "The folder is replaced as a whole when it is rebuilt: name an empty or new one."
+            f"{folder} holds {len(foreign)} entries that do not belong to a prepared corpus "
+            f"({', '.join(foreign[:5])}). The folder is replaced as a whole when it is rebuilt: name an "
+            "empty or new one."
         )
 
 
@@ -202,12 +211,17 @@ def _build(folder: Path, corpus: Corpus, vocab_size: int) -> dict[str, Any]:
 
 
 def _write_part(
-    prefix: Path, documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress, step: TaskID
+    prefix: Path,
+    documents: Sequence[Document],
+    tokenizer: tokenizers.Tokenizer,
+    progress: Progress,
+    step: TaskID,
 ) -> PartCounts:
     # Importing Megatron takes seconds, which a call that only reuses files need not spend.
     from megatron_async.data.indexed import IndexedWriter
 
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    assert end is not None
     with IndexedWriter(str(prefix), tokenizer.get_vocab_size()) as writer:
         for start in range(0, len(documents), _ENCODE_AT_ONCE):
             batch = documents[start : start + _ENCODE_AT_ONCE]

@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A text corpus that needs no download: the source of the running interpreter's own standard library.
 
-One document is one `*.py` file. Every machine with a Python has it, it is a few megabytes of real text with long
-range structure, and a small model learns it visibly within minutes on a CPU.
+One document is one `*.py` file. Every machine with a Python has it, it is a few megabytes of real text with
+long range structure, and a small model learns it visibly within minutes on a CPU.
 
 Left out: tests (they repeat the code they test), installed packages, tables that are data rather than text
-(`encodings`, `pydoc_data`, the build's `_sysconfigdata`), files that are not UTF-8 or hold nothing but blanks, and
-second copies of a text. A file belongs to the held-out part by a hash of its relative path, so the parts are disjoint
-and the same on every machine with that Python version.
+(`encodings`, `pydoc_data`, the build's `_sysconfigdata`), files that are not UTF-8 or hold nothing but
+blanks, and second copies of a text. A file belongs to the held-out part by a hash of its relative path, so
+the parts are disjoint and the same on every machine with that Python version.
 """
 
 import hashlib
@@ -76,11 +76,12 @@ def read_corpus(root: Path | None = None) -> Corpus:
     documents = _distinct(_read(root, path) for path in _source_files(root))
     if len(documents) < 2:
         raise ValueError(
-            f"{root} holds {len(documents)} readable Python files; a training and a held-out part need at least 2. "
-            "Give a folder with more *.py files."
+            f"{root} holds {len(documents)} readable Python files; a training and a held-out part need at "
+            "least 2. Give a folder with more *.py files."
         )
     held_out = {document.path for document in documents if is_held_out(document.path)}
-    # A small folder may have no path below the threshold: its smallest hash stands in, so that no part is empty.
+    # A small folder may have no path below the threshold: its smallest hash stands in, so that no part is
+    # empty.
     if not held_out or len(held_out) == len(documents):
         held_out = {min(documents, key=lambda document: _path_hash(document.path)).path}
     return Corpus(

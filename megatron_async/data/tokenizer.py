@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A byte-level BPE tokenizer trained on our own documents, and Megatron's tokenizer builder for everything else.
+"""A byte-level BPE tokenizer trained on our own documents, and Megatron's builder for all others.
 
 The saved folder is a Hugging Face tokenizer folder. Megatron loads it without a network through
 `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`.
@@ -26,18 +26,19 @@ TOKENIZER_TYPE = "HuggingFaceTokenizer"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE (Sennrich et al., arXiv:1508.07909; bytes as in GPT-2). The result depends on the input only.
+    """Train byte-level BPE (arXiv:1508.07909, bytes as in GPT-2). The result depends on the input only.
 
     Every text can be encoded and decodes to itself, because all 256 bytes are in the vocabulary. Token 0 is
-    `END_OF_DOCUMENT`, token 1 `PADDING`. Few texts give fewer than `vocab_size` tokens: a pair must occur twice.
+    `END_OF_DOCUMENT`, token 1 `PADDING`. Few texts give fewer than `vocab_size` tokens: a pair must occur
+    twice.
 
     Raises:
         ValueError: if `vocab_size` has no room for the bytes and the special tokens.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
-            f"vocabulary size {vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need at "
-            f"least {SMALLEST_VOCABULARY}."
+            f"vocabulary size {vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens "
+            f"need at least {SMALLEST_VOCABULARY}."
         )
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -68,7 +69,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def tokenizer_namespace(**chosen: Any) -> argparse.Namespace:
-    """Arguments for Megatron's tokenizer builder: its defaults, with `chosen` set (Megatron's attribute names)."""
+    """Arguments for Megatron's tokenizer builder: its defaults, with `chosen` set."""
     from megatron.training.config import TokenizerConfig
 
     # The vocabulary is padded for the model that will train, which is not known here.

@@ -80,7 +80,8 @@ def delayed_versions(synchronous_start: int = 0, cooldown_from: int | None = Non
     Args:
         synchronous_start: number S of synchronous batches at the start. Batches 0 .. S-1 use W_b; the first
             delayed batch S is still fresh (nothing newer than W_S exists when its pipe is empty).
-        cooldown_from: first batch K of the synchronous cooldown; batches K, K+1, ... use W_b. None: no cooldown.
+        cooldown_from: first batch K of the synchronous cooldown; batches K, K+1, ... use W_b. None: no
+            cooldown.
 
     Raises:
         ValueError: a negative number of synchronous batches.
@@ -143,7 +144,9 @@ class Schedule:
     def update_range(self) -> range:
         """Numbers of the optimizer steps in the table, as the R and U actions count them."""
         numbers = self.microbatch_range
-        return range(numbers.start // self.microbatches_per_update, numbers.stop // self.microbatches_per_update)
+        return range(
+            numbers.start // self.microbatches_per_update, numbers.stop // self.microbatches_per_update
+        )
 
     def batch_of(self, microbatch: int) -> int:
         """Number of the optimizer step to which a micro-batch contributes."""

@@ -31,9 +31,9 @@ def stage_actions(
 ) -> Iterator[Action]:
     """Lazy plan of a segment for one stage.
 
-    Every micro-batch is a batch of its own: micro-batches first_batch * M .. (first_batch + batches) * M - 1 are
-    run, and the batch numbers of R and U are micro-batch numbers. Micro-batch i uses the newest version that
-    exists at the stage in an endless stream, max(i - (P-1-s), 0), forward and backward; P-s versions are
+    Every micro-batch is a batch of its own: micro-batches first_batch * M .. (first_batch + batches) * M - 1
+    are run, and the batch numbers of R and U are micro-batch numbers. Micro-batch i uses the newest version
+    that exists at the stage in an endless stream, max(i - (P-1-s), 0), forward and backward; P-s versions are
     alive. The rule goes by the absolute number, so a drain changes no number.
 
     Args:

@@ -24,8 +24,8 @@ def overlap_problems(*, name: str, stages: int, microbatches: int) -> list[str]:
         return []
     return [
         f"schedule {name} needs at least as many micro-batches per batch as pipeline stages, got"
-        f" {microbatches} micro-batches and {stages} stages: raise the global batch size, lower the micro-batch"
-        " size or the data-parallel size, or use fewer stages"
+        f" {microbatches} micro-batches and {stages} stages: raise the global batch size,"
+        " lower the micro-batch size or the data-parallel size, or use fewer stages"
     ]
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""PipeDream-2BW (arXiv 2006.09503): 1F1B without flushes, every gradient one step old, two weight versions."""
+"""PipeDream-2BW (arXiv 2006.09503): 1F1B without flushes, gradients one step old, two versions."""
 
 from collections.abc import Iterator
 
@@ -24,8 +24,8 @@ def stage_actions(
     before the first forward of batch b+2, or after the last backward of the segment if b+2 is not in it.
     Segments compose: versions go by the number of the batch, so a drain changes no number.
 
-    A running segment may be shortened: for n' < n batches with n' >= b + 3 - first_batch, the plans for n' and n
-    batches are the same up to and including U(b).
+    A running segment may be shortened: for n' < n batches with n' >= b + 3 - first_batch, the plans for n'
+    and n batches are the same up to and including U(b).
 
     Raises:
         ValueError: numbers out of range, or several batches of fewer micro-batches than stages. A single

@@ -1,0 +1,276 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Trains one small model three times on two CPU processes: 1F1B, 2BW, 2BW with error feedback.
+
+Writes a folder (default runs/quickstart) with the runs' metrics, summary.json and pictures. Needs no GPU and
+no network: the text comes with Python.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import megatron_async
+from megatron_async.data.prepare import CorpusPaths, prepare_corpus
+from megatron_async.training import report
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STAGES = 2
+MICRO_BATCH_SIZE = 4
+MICROBATCHES = 2
+EVAL_INTERVAL = 50
+VOCAB_SIZE = 4096
+
+# Everything that the three runs have in common.
+BASE_ARGUMENTS = f"""
+    --device cpu
+    --pipeline-model-parallel-size {STAGES}
+    --seq-length 128 --max-position-embeddings 128
+    --micro-batch-size {MICRO_BATCH_SIZE} --global-batch-size {MICRO_BATCH_SIZE * MICROBATCHES}
+    --optimizer muon --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 10
+    --weight-decay 0.1 --clip-grad 1.0
+    --eval-iters 8 --log-interval 10 --num-workers 0
+"""
+
+# What makes each run different, in the order in which they run. The first is the reference for speed.
+RUNS = {
+    "1f1b": "--pipeline-schedule 1f1b",
+    "2bw": "--pipeline-schedule 2bw",
+    "2bw-error-feedback": "--pipeline-schedule 2bw --staleness-correction error-feedback",
+}
+TRACED_RUNS = ("2bw",)
+
+POLL_SECONDS = 0.2
+LOG_TAIL_LINES = 40
+LAUNCHER_GRACE_SECONDS = 40  # the launcher itself gives its workers 30
+
+
+class RunFailed(Exception):
+    """A training run that ended badly; the message says which and shows the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Where one run writes."""
+
+    folder: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    def clear(self) -> None:
+        """Removes what an earlier quick start left, since runs add to an existing metrics file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in (self.metrics, self.trace, self.log):
+            path.unlink(missing_ok=True)
+
+
+def training_command(
+    name: str, files: RunFiles, *, model: str, iterations: int, corpus: CorpusPaths
+) -> list[str]:
+    """The command of one run, as a user would type it with `torchrun` for the first three words."""
+    # Evaluations end with the last batch, so that the reported loss is the trained model's.
+    interval = EVAL_INTERVAL if iterations % EVAL_INTERVAL == 0 else iterations
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
+    command += ["-m", "megatron_async.pretrain", "--model", model]
+    command += shlex.split(BASE_ARGUMENTS)
+    command += ["--train-iters", str(iterations), "--eval-interval", str(interval)]
+    command += corpus.megatron_arguments()
+    command += shlex.split(RUNS[name])
+    command += ["--metrics-file", str(files.metrics)]
+    if name in TRACED_RUNS:
+        command += ["--trace-file", str(files.trace)]
+    return command
+
+
+def training_environment() -> dict[str, str]:
+    """One compute thread per stage: two stages that share the cores' threads would time each other's."""
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs the command with its output in the log; leaving the block ends it, and through it its workers."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=training_environment()
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(LAUNCHER_GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _training_rows(path: Path) -> Sequence[report.Row]:
+    return report.read_metrics(path).training if path.exists() else ()
+
+
+def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log."""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+def run_training(
+    name: str, command: Sequence[str], files: RunFiles, iterations: int, console: Console
+) -> report.Metrics:
+    """Runs one training to its end, with a progress bar on a terminal.
+
+    Raises:
+        RunFailed: the command failed, or ended without all its batches and an evaluation.
+    """
+    files.clear()
+    columns = (
+        TextColumn("{task.description:<20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        _launched(command, files.log) as process,
+    ):
+        task = progress.add_task(name, total=iterations, loss="starting")
+        while process.poll() is None:
+            if rows := _training_rows(files.metrics):
+                progress.update(task, completed=rows[-1]["iteration"], loss=f"loss {rows[-1]['lm_loss']:.3f}")
+            time.sleep(POLL_SECONDS)
+        progress.update(task, completed=len(_training_rows(files.metrics)))
+    if process.returncode != 0:
+        raise RunFailed(
+            f"{name} ended with status {process.returncode}. The end of {files.log}:\n\n{log_tail(files.log)}"
+        )
+    if not files.metrics.exists():
+        raise RunFailed(f"{name} wrote no {files.metrics}. The end of {files.log}:\n\n{log_tail(files.log)}")
+    metrics = report.read_metrics(files.metrics)
+    if len(metrics.training) != iterations or not metrics.validation:
+        raise RunFailed(
+            f"{name} wrote {len(metrics.training)} batches and {len(metrics.validation)} evaluations to "
+            f"{files.metrics}; expected {iterations} batches and at least one evaluation. "
+            f"The end of {files.log}:\n\n{log_tail(files.log)}"
+        )
+    return metrics
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """The summary for people; the first run is the reference for speed."""
+    runs = summary["runs"]
+    reference = next(iter(runs))
+    table = Table(title=f"{summary['stages']} stages, {summary['microbatches']} micro-batches per batch")
+    table.add_column("schedule")
+    for heading in ("ms per batch", f"speed against {reference}", "validation loss"):
+        table.add_column(heading, justify="right")
+    for name, run in runs.items():
+        speed = runs[reference]["ms_per_batch"] / run["ms_per_batch"]
+        table.add_row(name, f"{run['ms_per_batch']:.1f}", f"{speed:.2f}x", f"{run['valid_loss']:.4f}")
+    return table
+
+
+def machine() -> dict[str, Any]:
+    """What the timings depend on, without the machine's name."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.system(), "architecture": platform.machine(), "usable_cores": usable}
+
+
+def versions() -> dict[str, str]:
+    """Versions that the numbers depend on."""
+    packages = ("torch", "megatron-core", "emerging-optimizers")
+    own = {"megatron_async": megatron_async.__version__, "python": platform.python_version()}
+    return own | {package: version(package) for package in packages}
+
+
+def write_results(
+    output: Path, metrics: Mapping[str, report.Metrics], commands: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Writes summary.json and the pictures; returns the summary."""
+    summary = report.summary(metrics, stages=STAGES, microbatches=MICROBATCHES)
+    extra = {
+        "machine": machine(),
+        "versions": versions(),
+        "command": {name: shlex.join(command) for name, command in commands.items()},
+    }
+    report.write_atomically(output / "summary.json", json.dumps(summary | extra, indent=2) + "\n")
+    report.save_figure(report.loss_figure(metrics, "Quick start"), output / "loss.png")
+    traces = {
+        name: report.read_trace(RunFiles(output / name).trace)
+        for name in metrics
+        if RunFiles(output / name).trace.exists()
+    }
+    if traces:
+        report.save_figure(report.timeline_figure(traces), output / "timeline.png")
+    return summary
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny", help="preset to train (default: %(default)s)")
+    parser.add_argument("--iters", type=int, default=150, help="batches of each run (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=ROOT / "runs" / "quickstart", help="folder to write")
+    options = parser.parse_args(arguments)
+    if options.iters < 1:
+        parser.error(f"--iters {options.iters}: a run needs at least one batch")
+    options.output = options.output.resolve()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 1 if a run failed."""
+    options = _parse(arguments)
+    console = Console()
+    for name in ("summary.json", "loss.png", "timeline.png"):
+        (options.output / name).unlink(missing_ok=True)
+    console.print("Preparing the corpus (the source of Python's standard library)")
+    corpus = prepare_corpus(options.output / "data", vocab_size=VOCAB_SIZE)
+    commands, metrics = {}, {}
+    for name in RUNS:
+        files = RunFiles(options.output / name)
+        commands[name] = training_command(
+            name, files, model=options.model, iterations=options.iters, corpus=corpus
+        )
+        console.print(
+            f"Training {name}: {options.iters} batches, log in {files.log}", highlight=False, soft_wrap=True
+        )
+        try:
+            metrics[name] = run_training(name, commands[name], files, options.iters, console)
+        except RunFailed as failure:
+            console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+            return 1
+    summary = write_results(options.output, metrics, commands)
+    console.print(result_table(summary))
+    console.print(f"Summary and pictures: {options.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The data sets of a GPT pretraining run, built with Megatron's own classes from Megatron's own arguments."""
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets import helpers
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+
+from megatron_async.data.blend import DataSources, data_sources, is_local
+from megatron_async.data.index_cache import building, cache_folder
+from megatron_async.data.tokenizer import build_tokenizer
+
+logger = logging.getLogger(__name__)
+
+SampleCounts = Sequence[int | None]
+# In a longer blend the default surplus exceeds any rounding, so it is not worth drawing it beforehand.
+_LARGEST_TRIAL = 1_000_000
+
+
+def train_valid_test_datasets(
+    args: argparse.Namespace, num_samples: SampleCounts, *, tokenizer: Any = None, vp_stage: int | None = None
+) -> tuple[Any, Any, Any]:
+    """Build training, validation and test data sets. With a process group, every rank must call this.
+
+    Args:
+        args: validated Megatron arguments; `missing_data_files(args)` found nothing.
+        num_samples: samples to draw for training, validation and test; None means one pass over the set.
+        tokenizer: Megatron tokenizer; None builds the one that `args` name.
+        vp_stage: virtual pipeline stage, None without virtual stages.
+
+    Returns:
+        Three data sets; a part without data is None, and all are None on ranks that need none
+        (`is_built_on_rank`). With `--multiple-validation-sets` the second is a list. Samples are dictionaries
+        of `tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float32), shape (sequence length,),
+        and, unless switched off, a bool `attention_mask` of shape (1, sequence length, sequence length), True
+        where attention is barred.
+    """
+    sources = DataSources(None, None, ()) if args.mock_data else data_sources(args)
+    if sources.problems:
+        raise ValueError("\n".join(sources.problems))
+    tokenizer = build_tokenizer(args) if tokenizer is None else tokenizer
+    cache = _own_cache(args, sources)
+    config = dataset_config(args, sources, tokenizer, num_samples, cache or args.data_cache_path)
+    builder = BlendedMegatronDatasetBuilder(
+        MockGPTDataset if config.mock else GPTDataset,
+        list(num_samples),
+        lambda: is_built_on_rank(args, vp_stage),
+        config,
+    )
+    with _writing(cache):
+        train, valid, test = builder.build()
+    if isinstance(train, BlendedDataset) and not config.defer_npy_index_mmap:
+        for share in blend_shares(train):
+            logger.info("training data: %s", share)
+    return train, valid, test
+
+
+def is_built_on_rank(args: argparse.Namespace, vp_stage: int | None = None) -> bool:
+    """Whether this rank reads data: the first tensor-parallel rank of the first and the last pipeline stage.
+
+    Masks between documents inside a sample are needed wherever there is attention, so on every stage.
+    """
+    if parallel_state.get_tensor_model_parallel_rank() != 0:
+        return False
+    if args.dataloader_inter_document_masking:
+        return True
+    where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+    return bool(
+        parallel_state.is_pipeline_first_stage(**where) or parallel_state.is_pipeline_last_stage(**where)
+    )
+
+
+def dataset_config(
+    args: argparse.Namespace,
+    sources: DataSources,
+    tokenizer: Any,
+    num_samples: SampleCounts,
+    cache: str | None,
+) -> GPTDatasetConfig:
+    """Megatron's data set configuration for these arguments, with the sample orders kept in `cache`."""
+    per_split = sources.per_split
+    return GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=sources.blend and sources.blend.for_megatron(),
+        blend_per_split=per_split and [blend and blend.for_megatron() for blend in per_split],
+        split=args.split if per_split is None else None,
+        multiple_validation_sets=args.multiple_validation_sets,
+        full_validation=args.full_validation,
+        num_dataset_builder_threads=args.num_dataset_builder_threads,
+        path_to_cache=cache,
+        mmap_bin_files=args.mmap_bin_files,
+        tokenizer=tokenizer,
+        mid_level_dataset_surplus=_surplus(args.mid_level_dataset_surplus, sources, num_samples),
+        allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
+        fast_cache_load=args.dataloader_fast_cache_load,
+        defer_npy_index_mmap=args.dataloader_defer_npy_index_mmap,
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.create_attention_mask_in_dataloader,
+        object_storage_cache_path=args.object_storage_cache_path,
+        data_parallel_size=args.data_parallel_size,
+        sequence_parallel_size=args.tensor_model_parallel_size if args.sequence_parallel else 0,
+        hybrid_context_parallel=args.hybrid_context_parallel,
+        sequences_per_dataset=_sequences_per_dataset(args.per_dataset_sequences_path),
+        context_parallel_size=args.context_parallel_size,
+        inter_document_masking=args.dataloader_inter_document_masking,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlendShare:
+    """What one set contributes to a blend.
+
+    Attributes:
+        prefix: the set's data prefix.
+        samples: samples drawn from it.
+        share: part of all samples.
+        epochs: how often its tokens are read.
+    """
+
+    prefix: str
+    samples: int
+    share: float
+    epochs: float
+
+    def __str__(self) -> str:
+        return f"{self.prefix}: {self.samples} samples, {self.share:.2%} of all, {self.epochs:.2f} epochs"
+
+
+def blend_shares(blended: BlendedDataset) -> list[BlendShare]:
+    """The realized shares of a blend, in the order of its sets."""
+    drawn = np.bincount(blended.dataset_index, minlength=len(blended.datasets))
+    return [
+        BlendShare(
+            prefix=dataset.dataset_path,
+            samples=int(samples),
+            share=float(samples / max(1, len(blended))),
+            epochs=float(samples) * dataset.config.sequence_length / _tokens(dataset),
+        )
+        for dataset, samples in zip(blended.datasets, drawn, strict=True)
+    ]
+
+
+def _tokens(dataset: GPTDataset) -> int:
+    """Tokens in one pass over the documents of this part."""
+    return int(dataset.dataset.sequence_lengths[dataset.indices].sum())
+
+
+def sufficient_surplus(weights: Sequence[float], samples: int, given: float) -> float:
+    """Smallest surplus, at least `given`, with which no set of a blend runs out.
+
+    Megatron prepares ceil(ceil(samples x weight) x (1 + surplus)) samples of each set and then draws from
+    whichever lags most. The total is the sum of the rounded-up shares, so with many small sets the large ones
+    are asked for more than was prepared, and Megatron stops. Drawing the blend beforehand gives the counts it
+    will ask for.
+    """
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    targets = np.array([math.ceil(samples * share) for share in shares.tolist()])
+    total = int(targets.sum())
+    if total == 0 or total > _LARGEST_TRIAL:
+        return given
+    drawn_from = np.zeros(total, dtype=np.int16)
+    helpers.build_blending_indices(
+        drawn_from, np.zeros(total, dtype=np.int64), shares.tolist(), len(shares), total, False
+    )
+    drawn = np.bincount(drawn_from, minlength=len(shares))
+    if np.all(drawn <= np.ceil(targets * (1 + given))):
+        return given
+    return max(given, float(np.max(drawn / targets)) - 1)
+
+
+def _surplus(given: float, sources: DataSources, num_samples: SampleCounts) -> float:
+    """One surplus for all parts, because Megatron's configuration has one."""
+    blends = sources.per_split or (sources.blend,) * len(num_samples)
+    return max(
+        sufficient_surplus(blend.weights, samples, given) if blend and blend.weights and samples else given
+        for blend, samples in zip(blends, num_samples, strict=True)
+    )
+
+
+def _own_cache(args: argparse.Namespace, sources: DataSources) -> str | None:
+    """Our folder for sample orders; None where Megatron reads caches prepared elsewhere, or needs none."""
+    prefixes = list(sources.prefixes())
+    prepared = args.dataloader_fast_cache_load or args.dataloader_defer_npy_index_mmap
+    if prepared or not prefixes or not all(is_local(prefix) for prefix in prefixes):
+        return None
+    return cache_folder(prefixes, args.data_cache_path)
+
+
+def _writing(cache: str | None) -> contextlib.AbstractContextManager[None]:
+    """Guard the folder on the rank that writes to it, which for Megatron is global rank 0."""
+    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    return building(cache) if writes and cache is not None else contextlib.nullcontext()
+
+
+def _sequences_per_dataset(path: str | None) -> dict[str, Any] | None:
+    return None if path is None else json.loads(Path(path).read_text())

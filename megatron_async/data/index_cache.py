@@ -1,0 +1,69 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Where Megatron keeps the sample order it computes for a data set, and how a stale or torn one is kept out.
+
+Megatron names a cached order by path, seed, sequence length and the like, not by content, and takes any file
+of that name as complete. Data written anew under an old name would then be read in an order made for other
+documents, and a run killed while it writes would leave a file that breaks the next. So the cache lies in a
+folder named after the content of the indices, and a marker tells a build that did not end.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_SAMPLE_BYTES = 1 << 20
+_MARKER = ".building"
+_LOCK = ".lock"
+
+
+def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
+    """Folder for the sample orders of these data sets.
+
+    The order depends on the lengths of the documents only, that is on the `.idx` files: their sizes and first
+    and last MiB make the name, the same on every machine that reads the same data.
+
+    Args:
+        prefixes: data prefixes, at least one.
+        chosen: `--data-cache-path`; None takes `index_cache` beside the first prefix.
+    """
+    prefixes = list(prefixes)
+    digest = hashlib.sha256()
+    for prefix in prefixes:
+        with open(f"{prefix}.idx", "rb") as file:
+            size = file.seek(0, 2)
+            digest.update(f"{prefix} {size}\n".encode())
+            for start in (0, max(0, size - _SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
+    base = Path(prefixes[0]).parent / "index_cache" if chosen is None else Path(chosen)
+    return str(base / digest.hexdigest()[:16])
+
+
+@contextlib.contextmanager
+def building(folder: str) -> Iterator[None]:
+    """Hold the folder while its files are built or found complete; clear what a killed build left in it.
+
+    Only the process that writes may enter (Megatron: global rank 0). A folder that cannot be written is left
+    alone: a complete cache can be read from there.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / _LOCK).open("w")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        marker = path / _MARKER
+        if marker.exists():
+            for torn in (*path.glob("*.npy"), *path.glob("*.txt")):
+                torn.unlink()
+        marker.touch()
+        yield
+        marker.unlink()

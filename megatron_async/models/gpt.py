@@ -1,0 +1,91 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's GPT: its configuration from arguments, one micro-batch of data, the loss."""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from megatron_async import megatron
+from megatron_async.models.initialization import LayoutIndependentInit
+
+
+def model_config(args: argparse.Namespace) -> megatron.GPTModelConfig:
+    """Megatron's model configuration, with initial weights that depend on the seed and not on the layout."""
+    config = megatron.gpt_config_from_args(args)
+    initial = LayoutIndependentInit(args.seed)
+    initial.watch(config.transformer)
+    config.pre_wrap_hooks.append(initial.redraw)
+    return config
+
+
+class ForwardStep:
+    """Megatron's forward step function for GPT pretraining.
+
+    Called with (data iterator, model); returns the model's output and the function that turns it into a loss.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
+        self._first_stage = self._groups.pp.rank() == 0
+        self._last_stage = self._groups.pp.rank() == self._groups.pp.size() - 1
+
+    def __call__(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, model: Any) -> tuple[torch.Tensor, Any]:
+        batch = self._batch(data_iterator)
+        output = model(
+            batch["tokens"],
+            batch["position_ids"],
+            batch["attention_mask"],
+            labels=batch["labels"],
+            loss_mask=batch["loss_mask"],
+        )
+        return output, partial(loss, batch["loss_mask"])
+
+    def _batch(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None) -> dict[str, Any]:
+        """One micro-batch: tokens and positions on the first stage, labels and loss mask on the last; else None."""
+        if not (self._first_stage or self._last_stage):
+            return dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
+        args, groups = self._args, self._groups
+        batch: dict[str, Any] = {}
+        if groups.tp.rank() == 0:
+            assert data_iterator is not None
+            batch = {
+                key: value.to(megatron.device(), non_blocking=True) for key, value in next(data_iterator).items()
+            }
+            batch.setdefault("attention_mask", None)
+        return megatron.get_batch_on_this_tp_rank(
+            batch,
+            has_cu_seqlens=False,
+            is_hybrid_cp=False,
+            create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
+            broadcast_src_rank=megatron.mpu.get_tensor_model_parallel_src_rank(),
+            broadcast_group=groups.tp,
+            cp_size=1,
+            tp_rank=groups.tp.rank(),
+            micro_batch_size=args.micro_batch_size,
+            seq_length=args.seq_length,
+            mtp_on_this_rank=False,
+            pipeline_model_parallel_size=groups.pp.size(),
+            is_pipeline_first_stage=self._first_stage,
+            is_pipeline_last_stage=self._last_stage,
+        )
+
+
+def loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum of a micro-batch's token losses.
+
+    Args:
+        loss_mask: [micro-batch, sequence], 1 where a token counts.
+        losses: [micro-batch, sequence], cross entropy of each token in nats.
+
+    Returns:
+        The sum (Megatron divides it before backward), the number of tokens that count, and for the log both of them
+        as "lm loss", so that batches are averaged over tokens.
+    """
+    mask = loss_mask.reshape(-1).float()
+    total = torch.sum(losses.reshape(-1).float() * mask)
+    tokens = mask.sum().to(torch.int)
+    return total, tokens, {"lm loss": torch.stack([total.detach(), tokens.float()])}

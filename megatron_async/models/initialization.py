@@ -1,0 +1,113 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Initial weights that depend on the seed and the parameter's name alone.
+
+Megatron draws initial weights from a random state that differs by pipeline and tensor rank, so the same seed gives
+another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the whole
+matrix from a generator of its own, and cut to this rank's part: every layout, and the one-process reference, starts
+from the same model.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from megatron_async import megatron
+
+_METHODS = ("init_method", "output_layer_init_method", "embedding_init_method")
+# Both ends of the pipeline hold this weight when it is tied; both must draw the same values.
+_TIED_NAME = "embedding.word_embeddings.weight"
+
+Draw = Callable[[torch.Tensor], Any]
+
+
+class LayoutIndependentInit:
+    """Remembers how Megatron initialized each weight and draws it again by name.
+
+    Args:
+        seed: Megatron's `--seed`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._draws: dict[int, Draw] = {}
+
+    def watch(self, config: Any) -> None:
+        """Note which weight each init method of a TransformerConfig is applied to while the model is built."""
+        for name in _METHODS:
+            method = getattr(config, name)
+            if method is not None:
+                setattr(config, name, self._noting(method))
+
+    def redraw(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+        """Draw every noted weight of the built model chunks again."""
+        for chunk in chunks:
+            for name, param in _global_names(chunk):
+                draw = self._draws.get(id(param))
+                if draw is not None:
+                    _fill(param, draw, self._generator(name, param.device))
+        self._draws.clear()
+        return chunks
+
+    def _noting(self, method: Draw) -> Draw:
+        def noting(weight: torch.Tensor) -> Any:
+            self._draws[id(weight)] = method
+            return method(weight)
+
+        return noting
+
+    def _generator(self, name: str, device: torch.device) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters with the names they have in a model that is not split: layers by their number in the whole model."""
+    offsets = {}
+    for name, module in chunk.named_modules():
+        match = re.fullmatch(r"(.*\.layers)\.(\d+)", name)
+        if match and hasattr(module, "layer_number"):
+            offsets[match[1]] = module.layer_number - 1 - int(match[2])
+    for name, param in chunk.named_parameters():
+        if getattr(param, "shared_embedding", False):
+            yield _TIED_NAME, param
+            continue
+        match = re.match(r"(.*?\.layers)\.(\d+)(\..*)", name)
+        yield (f"{match[1]}.{int(match[2]) + offsets.get(match[1], 0)}{match[3]}" if match else name), param
+
+
+@torch.no_grad()
+def _fill(param: torch.nn.Parameter, draw: Draw, generator: torch.Generator) -> None:
+    """Draw the whole weight and keep this rank's part of it."""
+    world = megatron.mpu.get_tensor_model_parallel_world_size()
+    rank = megatron.mpu.get_tensor_model_parallel_rank()
+    dim = getattr(param, "partition_dim", -1)
+    parts = world if getattr(param, "tensor_model_parallel", False) and dim >= 0 else 1
+    shape = list(param.shape)
+    shape[dim] *= parts
+    whole = torch.empty(shape, dtype=torch.float32, device=param.device)
+    with _default_generator(whole.device, generator):
+        draw(whole)
+    if parts > 1:
+        # Megatron cuts a weight of stride s into s blocks and gives every rank its share of each block.
+        strides = getattr(param, "partition_stride", 1)
+        pieces = whole.chunk(parts * strides, dim=dim)
+        whole = torch.cat(pieces[rank::parts], dim=dim)
+    param.copy_(whole)
+
+
+class _default_generator:
+    """Let init methods, which take no generator, draw from `generator`; the default one is left as it was."""
+
+    def __init__(self, device: torch.device, generator: torch.Generator) -> None:
+        self._default = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        self._generator = generator
+
+    def __enter__(self) -> None:
+        self._before = self._default.get_state()
+        self._default.set_state(self._generator.get_state())
+
+    def __exit__(self, *error: object) -> None:
+        self._default.set_state(self._before)

@@ -1,0 +1,20 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The optimizers that arXiv 2606.30634 compares, each as a plain torch optimizer in one file.
+
+Nothing here knows about Megatron or process groups. The optimizers that work on whole matrices are subclasses
+of :class:`~megatron_async.optim.algorithms.muon.Muon`, whose few hooks are where a tensor-parallel version
+plugs in. :mod:`~megatron_async.optim.algorithms.catalogue` lists them all, with those that come from torch
+and emerging-optimizers.
+"""
+
+from megatron_async.optim.algorithms.adamuon import AdaMuon
+from megatron_async.optim.algorithms.adan import Adan
+from megatron_async.optim.algorithms.mars import Mars
+from megatron_async.optim.algorithms.mars_m import MarsM
+from megatron_async.optim.algorithms.muon import Muon
+from megatron_async.optim.algorithms.nadam import NAdam
+from megatron_async.optim.algorithms.normuon import NorMuon
+from megatron_async.optim.algorithms.signum import Signum
+from megatron_async.optim.algorithms.soap import Soap
+
+__all__ = ["AdaMuon", "Adan", "Mars", "MarsM", "Muon", "NAdam", "NorMuon", "Signum", "Soap"]

@@ -1,0 +1,45 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Pipeline schedules as data: plan a table, check it, simulate it, draw it. No torch, no Megatron.
+
+schedule = make_schedule("2bw", stages=4, microbatches=8, batches=4)
+validate(schedule)
+result = simulate(schedule, StageCosts(forward=1.0, backward=2.0))
+"""
+
+from megatron_async.schedules.actions import (
+    Action,
+    Backward,
+    Forward,
+    Reduce,
+    Schedule,
+    Update,
+    VersionRule,
+    delayed_versions,
+    stale_versions,
+    synchronous_versions,
+)
+from megatron_async.schedules.registry import SCHEDULES, ScheduleDefinition, make_schedule, schedule_problems
+from megatron_async.schedules.simulate import SimulationResult, StageCosts, simulate
+from megatron_async.schedules.validate import ScheduleError, validate
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Backward",
+    "Forward",
+    "Reduce",
+    "Schedule",
+    "ScheduleDefinition",
+    "ScheduleError",
+    "SimulationResult",
+    "StageCosts",
+    "Update",
+    "VersionRule",
+    "delayed_versions",
+    "make_schedule",
+    "schedule_problems",
+    "simulate",
+    "stale_versions",
+    "synchronous_versions",
+    "validate",
+]

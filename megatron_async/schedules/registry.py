@@ -1,0 +1,171 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The schedules by the names that users give."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from megatron_async.schedules import one_f_one_b, pipedream, two_bw, wpipe
+from megatron_async.schedules.actions import (
+    Action,
+    Schedule,
+    VersionRule,
+    delayed_versions,
+    stale_versions,
+    synchronous_versions,
+)
+from megatron_async.schedules.shape import overlap_problems, raise_problems, shape_problems
+
+
+class StageActions(Protocol):
+    """Lazy plan of a segment for one stage (rank)."""
+
+    def __call__(
+        self,
+        *,
+        stages: int,
+        microbatches: int,
+        batches: int,
+        stage: int,
+        first_batch: int = 0,
+        versions: VersionRule = ...,
+    ) -> Iterator[Action]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDefinition:
+    """What distinguishes one schedule from another.
+
+    Attributes:
+        name: the name that users give.
+        chunks: virtual stages per rank.
+        stage_actions: the plan of one stage.
+        chunk_versions: (stages, stage) -> default rule of versions for each chunk; the first is the one that
+            `make_schedule(versions=...)` replaces.
+        version_limits: (stages, stage) -> weight versions that may be alive at once, for each chunk.
+        overlapping: whether consecutive batches overlap with a delay of one, which needs M >= P.
+        update_per_microbatch: whether every micro-batch is a batch of its own.
+    """
+
+    name: str
+    chunks: int
+    stage_actions: StageActions
+    chunk_versions: Callable[[int, int], tuple[VersionRule, ...]]
+    version_limits: Callable[[int, int], tuple[int, ...]]
+    overlapping: bool
+    update_per_microbatch: bool = False
+
+
+SCHEDULES: dict[str, ScheduleDefinition] = {
+    definition.name: definition
+    for definition in (
+        ScheduleDefinition(
+            name="1f1b",
+            chunks=1,
+            stage_actions=one_f_one_b.stage_actions,
+            chunk_versions=lambda stages, stage: (synchronous_versions(),),
+            version_limits=lambda stages, stage: (1,),
+            overlapping=False,
+        ),
+        ScheduleDefinition(
+            name="2bw",
+            chunks=1,
+            stage_actions=two_bw.stage_actions,
+            chunk_versions=lambda stages, stage: (delayed_versions(),),
+            version_limits=lambda stages, stage: (2,),
+            overlapping=True,
+        ),
+        ScheduleDefinition(
+            name="wpipe",
+            chunks=2,
+            stage_actions=wpipe.stage_actions,
+            chunk_versions=lambda stages, stage: (delayed_versions(), synchronous_versions()),
+            version_limits=lambda stages, stage: (2, 1),
+            overlapping=True,
+        ),
+        ScheduleDefinition(
+            name="pipedream",
+            chunks=1,
+            stage_actions=pipedream.stage_actions,
+            chunk_versions=lambda stages, stage: (
+                stale_versions(pipedream.stage_delay(stages=stages, stage=stage)),
+            ),
+            version_limits=lambda stages, stage: (stages - stage,),
+            overlapping=False,
+            update_per_microbatch=True,
+        ),
+    )
+}
+
+
+def schedule_problems(
+    name: str, *, stages: int, microbatches: int, batches: int, first_batch: int = 0
+) -> list[str]:
+    """Everything that forbids a table of this shape; empty when `make_schedule` accepts it."""
+    problems = shape_problems(
+        stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch
+    )
+    if name not in SCHEDULES:
+        return [f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}", *problems]
+    if not problems and SCHEDULES[name].overlapping:
+        problems += overlap_problems(name=name, stages=stages, microbatches=microbatches)
+    return problems
+
+
+def make_schedule(
+    name: str,
+    stages: int,
+    microbatches: int,
+    batches: int,
+    *,
+    first_batch: int = 0,
+    versions: VersionRule | None = None,
+) -> Schedule:
+    """The complete table of one segment.
+
+    Args:
+        name: "1f1b", "2bw", "wpipe" or "pipedream".
+        stages: number P of pipeline ranks.
+        microbatches: number M of micro-batches per batch.
+        batches: number of batches in the segment.
+        first_batch: number of the first of them.
+        versions: rule of versions in place of the schedule's own; for wpipe that of chunk 0.
+
+    Raises:
+        ValueError: lists everything that is wrong with the numbers.
+    """
+    raise_problems(
+        schedule_problems(
+            name, stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch
+        )
+    )
+    definition = SCHEDULES[name]
+    rules = [definition.chunk_versions(stages, rank) for rank in range(stages)]
+    if versions is not None:
+        rules = [(versions, *own[1:]) for own in rules]
+    return Schedule(
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        batches=batches,
+        first_batch=first_batch,
+        chunks=definition.chunks,
+        actions=tuple(
+            tuple(
+                definition.stage_actions(
+                    stages=stages,
+                    microbatches=microbatches,
+                    batches=batches,
+                    stage=rank,
+                    first_batch=first_batch,
+                    versions=rules[rank][0],
+                )
+            )
+            for rank in range(stages)
+        ),
+        versions=tuple(rules),
+        version_limits=tuple(definition.version_limits(stages, rank) for rank in range(stages)),
+        microbatches_per_update=1 if definition.update_per_microbatch else microbatches,
+        # A norm over all ranks would make every update of the original PipeDream wait for the slowest stage.
+        reduction_across_ranks=not definition.update_per_microbatch,
+    )

@@ -1,0 +1,188 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The step loop: segments of batches between known drains, with evaluation, checkpoints and logging in between."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_async import arguments, megatron
+from megatron_async.optim import corrections
+from megatron_async.optim.oracle import DelayedWeights
+from megatron_async.pipeline.executor import Hooks
+from megatron_async.pipeline.timeline import Timeline
+from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training.metrics import BatchNumbers, Metrics, PendingLoss
+from megatron_async.training.phases import Phases
+from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When batches were completed on this rank, evaluation and other pauses left out."""
+
+    last: float = field(default_factory=time.perf_counter)
+    completed: dict[int, float] = field(default_factory=dict)
+
+    def resume(self) -> None:
+        self.last = time.perf_counter()
+
+    def complete(self, batch: int) -> float:
+        """Note that a batch is complete; return seconds since the one before."""
+        now = time.perf_counter()
+        elapsed, self.last = now - self.last, now
+        self.completed[batch] = elapsed
+        return elapsed
+
+
+class Loop:
+    """Trains from `args.iteration` to `args.train_iters`.
+
+    Args:
+        args: Megatron's arguments and ours.
+        model, optimizer, scheduler: as Megatron's `setup_model_and_optimizer` returns them.
+        forward_step: Megatron's forward step function.
+        train_data, valid_data: iterators over micro-batches, None on ranks without data.
+        metrics: where results go.
+    """
+
+    def __init__(
+        self,
+        *,
+        args: argparse.Namespace,
+        model: list[Any],
+        optimizer: megatron.MegatronOptimizer,
+        scheduler: Any,
+        forward_step: Any,
+        train_data: Any,
+        valid_data: Any,
+        metrics: Metrics,
+    ) -> None:
+        self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
+        self._forward_step, self._valid_data, self._metrics = forward_step, valid_data, metrics
+        self._config = megatron.get_model_config(model[0])
+        self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
+        self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
+        self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
+        self._world = dist.get_world_size()
+        self._clock = _Clock()
+        self._last_of_segment = -1
+        self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
+        self._config.grad_scale_func = optimizer.scale_loss
+        self._config.finalize_model_grads_func = megatron.finalize_model_grads
+        self._steps = self._make_steps(train_data)
+
+    def run(self) -> None:
+        """Train to the end; evaluate and save on the way as Megatron's intervals say."""
+        args = self._args
+        for chunk in self._model:
+            chunk.train()
+        batch, evaluated = args.iteration, None
+        while batch < args.train_iters:
+            self._clock.resume()
+            self._last_of_segment = self._next_stop(batch) - 1
+            batch += self._steps.run(batch, self._last_of_segment + 1 - batch)
+            args.iteration = batch
+            if self._evaluates and batch % args.eval_interval == 0:
+                self.evaluate(batch)
+                evaluated = batch
+            if args.save and args.save_interval and batch % args.save_interval == 0:
+                self._save(batch)
+            if args.exit_interval and batch % args.exit_interval == 0:
+                break
+        if self._evaluates and evaluated != batch:
+            self.evaluate(batch)
+        if args.save and not (args.save_interval and batch % args.save_interval == 0):
+            self._save(batch)
+        self._metrics.flush(wait=True)
+
+    def evaluate(self, iteration: int) -> None:
+        """Loss of the newest weights on the validation data."""
+        self._metrics.flush(wait=True)
+        losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self._model, None, self._config)
+        self._config.timers = None  # Megatron's evaluation switches its timers on
+        if losses:
+            self._metrics.validation(iteration, losses["lm loss"].item())
+
+    @property
+    def _evaluates(self) -> bool:
+        return bool(self._args.do_valid and self._args.eval_interval and self._args.eval_iters)
+
+    def _next_stop(self, batch: int) -> int:
+        """The first batch that must not have started when `batch` .. are done: a known drain."""
+        args = self._args
+        intervals = [
+            args.eval_interval if self._evaluates else None,
+            args.save_interval if args.save else None,
+            args.exit_interval,
+        ]
+        return min([args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)])
+
+    def _make_steps(self, train_data: Any) -> Steps:
+        common: dict[str, Any] = {
+            "args": self._args,
+            "model": self._model,
+            "optimizer": self._optimizer,
+            "forward_step": self._forward_step,
+            "data_iterator": train_data,
+            "phases": self._phases,
+            "hooks": Hooks(
+                losses=self._losses, before_update=self._before_update, shared=self._shared, updated=self._updated
+            ),
+            "timeline": self.timeline,
+        }
+        if self._args.pipeline_schedule == "1f1b":
+            return MegatronSteps(**common, oracle=self._make_oracle())
+        return DelayedSteps(**common, newest_version=self._args.iteration)
+
+    def _make_oracle(self) -> DelayedWeights | None:
+        if self._args.gradient_delay is None:
+            return None
+        delay = int(self._args.gradient_delay)
+        return DelayedWeights({param: delay for chunk in self._model for param in chunk.parameters()})
+
+    def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
+        self._metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
+
+    def _before_update(self, batch: int) -> None:
+        if self._correction is not None:
+            self._correction.active = arguments.is_delayed(self._args) and self._phases.corrected(batch)
+
+    def _shared(self, batch: int) -> tuple[float, ...]:
+        """The share of the batch's time that this rank computed."""
+        elapsed = self._clock.complete(batch)
+        return (min(1.0, self.timeline.busy_since_last() / elapsed),)
+
+    def _updated(self, report: UpdateReport) -> int | None:
+        args = self._args
+        learning_rate = megatron.get_canonical_lr_for_logging(self._optimizer.param_groups)
+        if not report.skipped:
+            self._scheduler.step(increment=args.global_batch_size)
+        args.consumed_train_samples += args.global_batch_size
+        elapsed = self._clock.completed.pop(report.batch)
+        if report.batch == self._last_of_segment and report.shared:
+            elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
+        self._metrics.batch(
+            BatchNumbers(
+                iteration=report.batch + 1,
+                grad_norm=report.grad_norm,
+                learning_rate=float(learning_rate if learning_rate is not None else 0.0),
+                skipped=report.skipped,
+                elapsed=elapsed,
+                bubble_share=1.0 - report.shared[0] / self._world if report.shared else None,
+            )
+        )
+        return None
+
+    def _save(self, iteration: int) -> None:
+        megatron.save_checkpoint(
+            iteration,
+            self._model,
+            self._optimizer,
+            self._scheduler,
+            self._args.num_floating_point_operations_so_far,
+        )

@@ -1,0 +1,43 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The timeline of a run's pipeline in Chrome's trace format (chrome://tracing, Perfetto)."""
+
+import json
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_async import megatron
+from megatron_async.pipeline.timeline import Span, Timeline
+
+
+def write(path: str, timeline: Timeline) -> None:
+    """Gather every rank's spans and let rank 0 write them, atomically. Collective.
+
+    Times are the hosts' monotonic clocks: comparable within one host.
+    """
+    timeline.busy_since_last()
+    own = (megatron.mpu.get_pipeline_model_parallel_rank(), timeline.kept())
+    gathered: list[tuple[int, list[Span]]] | None = [(0, [])] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, gathered, dst=0)
+    if gathered is None:
+        return
+    start = min((span.start for _, spans in gathered for span in spans), default=0.0)
+    events = [
+        {
+            "name": f"{span.kind}{span.labels.get('microbatch', span.labels['batch'])}",
+            "ph": "X",
+            "ts": (span.start - start) * 1e6,
+            "dur": span.duration * 1e6,
+            "pid": rank,
+            "tid": stage,
+            "args": {"kind": span.kind, **span.labels},
+        }
+        for rank, (stage, spans) in enumerate(gathered)
+        for span in spans
+    ]
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".new")
+    unfinished.write_text(json.dumps({"traceEvents": events}))
+    os.replace(unfinished, file)
