@@ -54,6 +54,7 @@ from megatron.training.global_vars import (
 from megatron.training.models import GPTModelConfig
 from megatron.training.training import (
     build_train_valid_test_data_iterators,
+    destroy_global_state,
     evaluate,
     num_floating_point_operations,
     setup_model_and_optimizer,
@@ -97,6 +98,7 @@ __all__ = [
     "save_checkpoint",
     "set_global_variables",
     "setup_model_and_optimizer",
+    "shut_down",
     "step_unless_not_finite",
     "tied_embedding",
     "timed_schedule",
@@ -251,3 +253,10 @@ def step_unless_not_finite(optimizer: MegatronOptimizer) -> tuple[bool, float]:
             clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
     optimizer.step_with_ready_grads()
     return False, norm
+
+
+def shut_down() -> None:
+    """Destroy process groups and Megatron's global state, so that this process can start another run."""
+    destroy_global_state()
+    mpu.destroy_model_parallel()
+    dist.destroy_process_group()

@@ -3,7 +3,7 @@
 
 - The node's rank comes from SLURM_NODEID.
 - SIGUSR1, which the scheduler sends before the time limit, goes to the workers, who save and leave in their
-  own time. torchrun itself would die of it, and on SIGTERM gives its workers 30 seconds whatever a save takes.
+  own time. torchrun would die of it, and on SIGTERM gives its workers 30 seconds whatever a save takes.
 - The exit status is that of the worker that ended first, where torchrun says 1, so that a job script can tell
   a run that saved and wants to go on from one that failed. A worker that a signal ended counts as 128 + the
   signal's number, as in a shell.

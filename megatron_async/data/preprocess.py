@@ -161,10 +161,11 @@ def _check_numbers(options: PreprocessOptions, problems: Problems) -> None:
 
 
 def _check_output(prefix: str, problems: Problems) -> None:
-    """Try the output folder by writing there, which also finds a full or read-only disk."""
-    folder = Path(prefix).parent
+    """Try to write to the output folder, or to the folder it will be made in; also finds a full disk."""
+    folder = Path(f"{prefix}_").parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -8,17 +8,15 @@ from the same model.
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from megatron_async import megatron
+from megatron_async.models.naming import global_names
 
 _METHODS = ("init_method", "output_layer_init_method", "embedding_init_method")
-# Both ends of the pipeline hold this weight when it is tied; both must draw the same values.
-_TIED_NAME = "embedding.word_embeddings.weight"
 
 Draw = Callable[[torch.Tensor], Any]
 
@@ -44,7 +42,7 @@ class LayoutIndependentInit:
     def redraw(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
         """Draw every noted weight of the built model chunks again."""
         for chunk in chunks:
-            for name, param in _global_names(chunk):
+            for name, param in global_names(chunk):
                 draw = self._draws.get(id(param))
                 if draw is not None:
                     _fill(param, draw, self._generator(name, param.device))
@@ -61,21 +59,6 @@ class LayoutIndependentInit:
     def _generator(self, name: str, device: torch.device) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def _global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters with the names they have in a model that is not split: layers by their number in the whole model."""
-    offsets = {}
-    for name, module in chunk.named_modules():
-        match = re.fullmatch(r"(.*\.layers)\.(\d+)", name)
-        if match and hasattr(module, "layer_number"):
-            offsets[match[1]] = module.layer_number - 1 - int(match[2])
-    for name, param in chunk.named_parameters():
-        if getattr(param, "shared_embedding", False):
-            yield _TIED_NAME, param
-            continue
-        match = re.match(r"(.*?\.layers)\.(\d+)(\..*)", name)
-        yield (f"{match[1]}.{int(match[2]) + offsets.get(match[1], 0)}{match[3]}" if match else name), param
 
 
 @torch.no_grad()

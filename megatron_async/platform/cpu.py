@@ -11,7 +11,9 @@ so that a patch nobody needs any more is noticed. Nothing here is imported on a 
 import contextlib
 import functools
 import importlib
+import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -304,6 +306,9 @@ def install() -> None:
     for patch in PATCHES:
         owner, name = patch.locate()
         setattr(owner, name, patch.replace(getattr(owner, name)))
+    # One generator is both the CPU's and the "GPU's" here, so the tracker's check for a mix-up always fires.
+    logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
     setattr(torch, _INSTALLED, True)
 
 

@@ -96,6 +96,10 @@ def delayed_versions(synchronous_start: int = 0, cooldown_from: int | None = Non
     return version
 
 
+SYNCHRONOUS = synchronous_versions()
+DELAYED_BY_ONE = delayed_versions()
+
+
 def stale_versions(delay: int) -> VersionRule:
     """Batch b is computed with W_(b-delay), with W_0 while there is nothing that old."""
     return lambda batch: max(batch - delay, 0)

@@ -3,7 +3,7 @@
 
 import colorsys
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Schedule, Update
 from megatron_async.schedules.dependencies import number_of
@@ -127,7 +127,8 @@ def _add_legend(figure: "Figure", schedule: Schedule) -> None:
     from matplotlib.patches import Patch
 
     light, dark = (Patch(facecolor=_batch_color(0, strong=strong)) for strong in (False, True))
-    entries: list[tuple[str, Patch | Line2D | tuple[Patch, Line2D]]] = [
+    # Any: matplotlib's annotations do not know handles that are tuples.
+    entries: list[tuple[str, Any]] = [
         ("forward", light),
         ("backward", dark),
     ]

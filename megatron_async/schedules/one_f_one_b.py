@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from megatron_async.schedules.actions import Action, VersionRule, synchronous_versions
+from megatron_async.schedules.actions import SYNCHRONOUS, Action, VersionRule
 from megatron_async.schedules.shape import check_stage
 from megatron_async.schedules.stream import stream_actions
 
@@ -15,7 +15,7 @@ def stage_actions(
     batches: int,
     stage: int,
     first_batch: int = 0,
-    versions: VersionRule = synchronous_versions(),
+    versions: VersionRule = SYNCHRONOUS,
 ) -> Iterator[Action]:
     """Lazy plan for one stage: `batches` drained segments of one batch each, one after another.
 

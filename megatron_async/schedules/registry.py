@@ -7,12 +7,12 @@ from typing import Protocol
 
 from megatron_async.schedules import one_f_one_b, pipedream, two_bw, wpipe
 from megatron_async.schedules.actions import (
+    DELAYED_BY_ONE,
+    SYNCHRONOUS,
     Action,
     Schedule,
     VersionRule,
-    delayed_versions,
     stale_versions,
-    synchronous_versions,
 )
 from megatron_async.schedules.shape import overlap_problems, raise_problems, shape_problems
 
@@ -63,7 +63,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             name="1f1b",
             chunks=1,
             stage_actions=one_f_one_b.stage_actions,
-            chunk_versions=lambda stages, stage: (synchronous_versions(),),
+            chunk_versions=lambda stages, stage: (SYNCHRONOUS,),
             version_limits=lambda stages, stage: (1,),
             overlapping=False,
         ),
@@ -71,7 +71,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             name="2bw",
             chunks=1,
             stage_actions=two_bw.stage_actions,
-            chunk_versions=lambda stages, stage: (delayed_versions(),),
+            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
             version_limits=lambda stages, stage: (2,),
             overlapping=True,
         ),
@@ -79,7 +79,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             name="wpipe",
             chunks=2,
             stage_actions=wpipe.stage_actions,
-            chunk_versions=lambda stages, stage: (delayed_versions(), synchronous_versions()),
+            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE, SYNCHRONOUS),
             version_limits=lambda stages, stage: (2, 1),
             overlapping=True,
         ),

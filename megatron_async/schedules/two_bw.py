@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from megatron_async.schedules.actions import Action, VersionRule, delayed_versions
+from megatron_async.schedules.actions import DELAYED_BY_ONE, Action, VersionRule
 from megatron_async.schedules.shape import check_stage, overlap_problems, raise_problems
 from megatron_async.schedules.stream import stream_actions
 
@@ -15,7 +15,7 @@ def stage_actions(
     batches: int,
     stage: int,
     first_batch: int = 0,
-    versions: VersionRule = delayed_versions(),
+    versions: VersionRule = DELAYED_BY_ONE,
 ) -> Iterator[Action]:
     """Lazy plan of a segment for one stage.
 

@@ -16,16 +16,20 @@ before in the next slot, and one periodic word of 2M slots gives the whole table
 - Micro-batch n of chunk 1 takes the n-th fresh slot, for its forward and for its backward.
 - Micro-batch n of chunk 0 goes backward in the n-th delayed slot and forward P delayed slots earlier.
 
-Why it works, with F : B = 1 : 2 (a slot lasts 3F): the last forward of chunk 0 on rank P-1 ends ceil(P/3)
-slots after its slot began on rank 0, and tail + 1 is not less; the last backward of chunk 1 on rank 0 ends P
-- P//3 slots before chunk 0's backward on rank P-1, which is the head; the gap of P slots lets the last
-backward of chunk 1 travel over P-1 ranks and leaves one slot in which the reduction of the gradient norm is
-hidden; chunk 0's batch b has ended on all ranks 2 (M - P) + 1 slots before its batch b+2 starts.
+Why it works, with F : B = 1 : 2 (a slot lasts 3F):
+
+- Forward of chunk 0: on rank P-1 it ends ceil(P/3) slots after its slot began on rank 0, where the forward of
+  chunk 1 follows tail + 1 slots later or more.
+- Backward of chunk 1: on rank 0 it ends P - P//3 slots, the length of the head, before rank P-1 starts that of
+  chunk 0.
+- Chunk 1's batches: the last backward travels over P-1 ranks within the gap, and one slot is left over in which
+  the reduction of the gradient norm is hidden.
+- Chunk 0's batches: batch b has ended on all ranks 2 (M - P) + 1 slots before batch b+2 starts.
 
 Every slot holds a forward and a backward, so for balanced stages, B = 2F and free transfers there is no
 bubble in steady state for any M >= P. Rank r holds 2P - r micro-batches of one chunk, P - r/2 of its whole
-layers: as much as 2BW on rank 0, whatever M is. The table stays valid for other ratios: up to P = 16, B = F
-and B = 4F leave bubbles of 3.5 % at most.
+layers: as much as 2BW on rank 0, whatever M is. The table stays valid for other ratios: up to P = 16, B
+between F and 4F leaves a bubble of RATIO.
 """
 
 from collections.abc import Iterator
@@ -33,13 +37,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from megatron_async.schedules.actions import (
+    DELAYED_BY_ONE,
     Action,
     Backward,
     Forward,
     Reduce,
     Update,
     VersionRule,
-    delayed_versions,
 )
 from megatron_async.schedules.shape import check_stage, overlap_problems, raise_problems
 
@@ -69,7 +73,7 @@ def stage_actions(
     batches: int,
     stage: int,
     first_batch: int = 0,
-    versions: VersionRule = delayed_versions(),
+    versions: VersionRule = DELAYED_BY_ONE,
 ) -> Iterator[Action]:
     """Lazy plan of a segment for one rank: the periodic word, without the batches outside the segment.
 

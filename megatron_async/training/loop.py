@@ -62,8 +62,8 @@ class Loop:
         valid_data: Any,
         metrics: Metrics,
     ) -> None:
-        self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
-        self._forward_step, self._valid_data, self._metrics = forward_step, valid_data, metrics
+        self._args, self.model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
+        self._forward_step, self._valid_data, self.metrics = forward_step, valid_data, metrics
         self._config = megatron.get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
@@ -79,7 +79,7 @@ class Loop:
     def run(self) -> None:
         """Train to the end; evaluate and save on the way as Megatron's intervals say."""
         args = self._args
-        for chunk in self._model:
+        for chunk in self.model:
             chunk.train()
         batch, evaluated = args.iteration, None
         while batch < args.train_iters:
@@ -98,15 +98,15 @@ class Loop:
             self.evaluate(batch)
         if args.save and not (args.save_interval and batch % args.save_interval == 0):
             self._save(batch)
-        self._metrics.flush(wait=True)
+        self.metrics.flush(wait=True)
 
     def evaluate(self, iteration: int) -> None:
         """Loss of the newest weights on the validation data."""
-        self._metrics.flush(wait=True)
-        losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self._model, None, self._config)
+        self.metrics.flush(wait=True)
+        losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         if losses:
-            self._metrics.validation(iteration, losses["lm loss"].item())
+            self.metrics.validation(iteration, losses["lm loss"].item())
 
     @property
     def _evaluates(self) -> bool:
@@ -125,7 +125,7 @@ class Loop:
     def _make_steps(self, train_data: Any) -> Steps:
         common: dict[str, Any] = {
             "args": self._args,
-            "model": self._model,
+            "model": self.model,
             "optimizer": self._optimizer,
             "forward_step": self._forward_step,
             "data_iterator": train_data,
@@ -143,10 +143,10 @@ class Loop:
         if self._args.gradient_delay is None:
             return None
         delay = int(self._args.gradient_delay)
-        return DelayedWeights({param: delay for chunk in self._model for param in chunk.parameters()})
+        return DelayedWeights({param: delay for chunk in self.model for param in chunk.parameters()})
 
     def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
-        self._metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
+        self.metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
 
     def _before_update(self, batch: int) -> None:
         if self._correction is not None:
@@ -166,7 +166,7 @@ class Loop:
         elapsed = self._clock.completed.pop(report.batch)
         if report.batch == self._last_of_segment and report.shared:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
-        self._metrics.batch(
+        self.metrics.batch(
             BatchNumbers(
                 iteration=report.batch + 1,
                 grad_norm=report.grad_norm,
@@ -181,7 +181,7 @@ class Loop:
     def _save(self, iteration: int) -> None:
         megatron.save_checkpoint(
             iteration,
-            self._model,
+            self.model,
             self._optimizer,
             self._scheduler,
             self._args.num_floating_point_operations_so_far,

@@ -20,7 +20,19 @@ from megatron_async.training.metrics import Metrics, MetricsFile, Scale
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    """Train a GPT as `args` says."""
+    """Train a GPT as `args` says, from process groups to their end."""
+    loop = build(args)
+    try:
+        loop.run()
+        if args.trace_file:
+            trace.write(args.trace_file, loop.timeline)
+    finally:
+        loop.metrics.close()
+    close()
+
+
+def build(args: argparse.Namespace) -> Loop:
+    """Process groups, model, optimizer, data and log of a run, ready to start."""
     megatron.set_global_variables(args)
     megatron.initialize(args)
     if args.pipeline_schedule != "1f1b":
@@ -37,27 +49,24 @@ def pretrain(args: argparse.Namespace) -> None:
         megatron.GPT, cfg_container=container, pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups()
     )
     train_data, valid_data, _ = megatron.build_train_valid_test_data_iterators(_dataset_provider(args))
-    metrics = _metrics(args)
-    try:
-        loop = Loop(
-            args=args,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            forward_step=gpt.ForwardStep(args),
-            train_data=train_data,
-            valid_data=valid_data,
-            metrics=metrics,
-        )
-        loop.run()
-        if args.trace_file:
-            trace.write(args.trace_file, loop.timeline)
-    finally:
-        metrics.close()
+    return Loop(
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        forward_step=gpt.ForwardStep(args),
+        train_data=train_data,
+        valid_data=valid_data,
+        metrics=_metrics(args),
+    )
+
+
+def close() -> None:
+    """End a run in this process: its writers, process groups and Megatron's global state."""
     if (wandb := megatron.get_wandb_writer()) is not None:
         wandb.finish()
     dist.barrier()
-    dist.destroy_process_group()
+    megatron.shut_down()
 
 
 def _dataset_provider(args: argparse.Namespace) -> Any:

@@ -4,6 +4,7 @@
 import ast
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -125,6 +126,73 @@ def test_find_python_honours_python_and_does_not_replace_a_wrong_one(tmp_path: P
     assert str(tmp_path / "own" / "old") in refused.stderr
 
 
+# make setup
+
+
+FAKE_INTERPRETER = """#!/bin/sh
+log=LOG
+case "$*" in
+    -c*) echo 12 "$0" ;;
+    "-m venv --clear .venv")
+        echo venv >>"$log"
+        rm -rf .venv && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    "-m pip --version") ;;
+    "-m pip install "*) echo install >>"$log"; exit "${PIP_STATUS:-0}" ;;
+    *) exit 9 ;;
+esac
+"""
+
+
+@pytest.fixture
+def bare_copy(tmp_path: Path) -> Path:
+    """What set-up reads, in a folder of its own, and an interpreter that installs nothing."""
+    copy = tmp_path / "copy"
+    (copy / "tools").mkdir(parents=True)
+    for name in ("Makefile", "setup.py", "constraints.txt", "pyproject.toml", "tools/find_python.sh"):
+        shutil.copy(ROOT / name, copy / name)
+    interpreter = tmp_path / "interpreter"
+    interpreter.write_text(FAKE_INTERPRETER.replace("LOG", str(tmp_path / "log")), encoding="utf-8")
+    interpreter.chmod(0o755)
+    return copy
+
+
+def make_setup(copy: Path, **environment: str) -> tuple[int, list[str]]:
+    """Exit status, and what the interpreter was asked to do."""
+    log = copy.parent / "log"
+    log.write_text("", encoding="utf-8")
+    variables = {"PATH": "/usr/bin:/bin", "PYTHON": str(copy.parent / "interpreter"), **environment}
+    done = subprocess.run(
+        ["make", "setup"], cwd=copy, env=variables, capture_output=True, text=True, timeout=30
+    )
+    return done.returncode, log.read_text(encoding="utf-8").split()
+
+
+def test_set_up_runs_once(bare_copy: Path) -> None:
+    assert make_setup(bare_copy) == (0, ["venv", "install"])
+    assert make_setup(bare_copy) == (0, [])
+
+
+def test_changed_requirements_are_installed_into_the_same_environment(bare_copy: Path) -> None:
+    make_setup(bare_copy)
+    later = time.time() + 10
+    os.utime(bare_copy / "constraints.txt", (later, later))
+    assert make_setup(bare_copy) == (0, ["install"])
+
+
+def test_a_set_up_that_was_cut_off_starts_afresh(bare_copy: Path) -> None:
+    status, asked = make_setup(bare_copy, PIP_STATUS="1")
+    assert status != 0
+    assert asked == ["venv", "install"]
+    assert make_setup(bare_copy) == (0, ["venv", "install"])
+    assert make_setup(bare_copy) == (0, [])
+
+
+def test_set_up_without_an_interpreter_fails_before_it_makes_anything(bare_copy: Path) -> None:
+    status, asked = make_setup(bare_copy, PYTHON="/no/such/python")
+    assert (status, asked) == (2, [])
+    assert not (bare_copy / ".venv").exists()
+
+
 # versions and licence
 
 
@@ -180,7 +248,7 @@ def test_every_source_file_starts_with_the_licence_line() -> None:
     missing = [
         str(path.relative_to(ROOT))
         for path in sources
-        if LICENCE not in path.read_text(encoding="utf-8").splitlines()[:2]
+        if path.stat().st_size > 0 and LICENCE not in path.read_text(encoding="utf-8").splitlines()[:2]
     ]
     assert missing == []
 

@@ -51,8 +51,9 @@ def rescale(x: Tensor, largest: Tensor | None = None) -> Tensor:
 def orthogonalize(x: Tensor, *, steps: int = 5, coefficients: Coefficients = "quintic") -> Tensor:
     """Replace the singular values of each matrix by values near 1, whatever the scale of ``x``.
 
-    The result approximates U V^T of the singular value decomposition x = U S V^T. Newton-Schulz does not
-    converge to it: five steps leave singular values between about 0.65 and 1.2. Zeros give zeros.
+    The result approximates U V^T of the singular value decomposition x = U S V^T. Five steps do not converge to
+    it: singular values above 0.003 of the Frobenius norm end in [0.97, 1.15] with "quintic" and in [0.68, 1.21]
+    with "simple", smaller ones below that. Zeros give zeros.
 
     Args:
         x: (rows, columns) or (batch, rows, columns), fp32. The products run in bf16 when

@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs for the worker pool."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# A model small enough for many runs, with everything the schedules have to get right: several layers a stage,
+# clipping that is active in some steps, warm-up, decay and weight decay.
+BASE = (
+    "--device cpu --num-layers 4 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 "
+    "--max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 8 --train-iters 6 --lr 0.02 --min-lr 0.002 "
+    "--lr-decay-style cosine --lr-warmup-iters 2 --weight-decay 0.1 --clip-grad 1.0 --attention-dropout 0 "
+    "--hidden-dropout 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 61 --make-vocab-size-divisible-by 8 "
+    "--eval-interval 1000 --eval-iters 0 --num-workers 0 --normalization RMSNorm --swiglu --disable-bias-linear "
+    "--position-embedding-type rope --seed 7"
+).split()
+
+
+@dataclass
+class Outcome:
+    """What a rank saw of a run: losses are empty on ranks without the loss, weights are those of its stage."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+    weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
+    """Train with the base arguments and `arguments`; before every forward and backward, sleep up to `sleep_ms`."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+
+    outcome = Outcome()
+    loop = run.build(command_line.parse([*BASE, *arguments]))
+    _observe(loop, outcome)
+    if sleep_ms:
+        _stall(loop, sleep_ms)
+    loop.run()
+    loop.metrics.close()
+    for chunk in megatron.unwrap_model(loop.model):
+        outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+    run.close()
+    return outcome
+
+
+def _observe(loop: Any, outcome: Outcome) -> None:
+    metrics = loop.metrics
+    loss, batch, validation = metrics.loss, metrics.batch, metrics.validation
+
+    def on_loss(iteration: int, pending: Any) -> None:
+        outcome.losses.append(pending.read()[0])
+        loss(iteration, pending)
+
+    def on_batch(numbers: Any) -> None:
+        outcome.grad_norms.append(numbers.grad_norm)
+        outcome.learning_rates.append(numbers.learning_rate)
+        outcome.skipped.append(numbers.skipped)
+        batch(numbers)
+
+    def on_validation(iteration: int, value: float) -> None:
+        outcome.validation.append((iteration, value))
+        validation(iteration, value)
+
+    metrics.loss, metrics.batch, metrics.validation = on_loss, on_batch, on_validation
+
+
+def _stall(loop: Any, sleep_ms: float) -> None:
+    generator = random.Random(time.time_ns())
+    span = loop.timeline.span
+
+    def stalled(kind: str, **labels: int) -> Any:
+        time.sleep(generator.random() * sleep_ms / 1000)
+        return span(kind, **labels)
+
+    loop.timeline.span = stalled
