@@ -62,8 +62,8 @@ from megatron.training.training import (
 )
 
 __all__ = [
-    "ChainedOptimizer",
     "GPT",
+    "ChainedOptimizer",
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
@@ -196,7 +196,6 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
             yield from inner_optimizers(member)
         elif not member.is_stub_optimizer:
             yield member
-
 
 
 def device() -> torch.device:

@@ -55,9 +55,7 @@ class Request:
 
 def build_parser() -> Parser:
     """All values are text here: they are checked together, so that every problem is reported at once."""
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--schedule", metavar="S", help=f"required; one of {', '.join(SCHEDULES)}")
     parser.add_argument("--stages", metavar="P", help="required; pipeline stages (ranks)")
     parser.add_argument("--microbatches", metavar="M", help="required; micro-batches per batch")
@@ -100,8 +98,11 @@ def parse_arguments(arguments: list[str]) -> Request:
         problems.append(f"--format {values.format!r}: choose one of {', '.join(FORMATS)}")
     elif values.format in NEEDS_OUTPUT and values.output is None:
         problems.append(f"--format {values.format} needs --output FILE")
-    if values.output is not None and not Path(values.output).absolute().parent.is_dir():
-        problems.append(f"--output {values.output}: its folder does not exist")
+    if values.output is not None:
+        if not Path(values.output).absolute().parent.is_dir():
+            problems.append(f"--output {values.output}: its folder does not exist")
+        elif Path(values.output).is_dir():
+            problems.append(f"--output {values.output}: is a folder, give the name of a file")
     if problems or stages is None or microbatches is None or batches is None or costs is None:
         raise ValueError("\n".join(problems))
     return Request(

@@ -52,9 +52,7 @@ class ForwardStep:
         batch: dict[str, Any] = {}
         if groups.tp.rank() == 0:
             assert data_iterator is not None
-            batch = {
-                key: value.to(megatron.device(), non_blocking=True) for key, value in next(data_iterator).items()
-            }
+            batch = {key: value.to(megatron.device(), non_blocking=True) for key, value in next(data_iterator).items()}
             batch.setdefault("attention_mask", None)
         return megatron.get_batch_on_this_tp_rank(
             batch,

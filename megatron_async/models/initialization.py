@@ -85,7 +85,9 @@ class _default_generator:
     """Let init methods, which take no generator, draw from `generator`; the default one is left as it was."""
 
     def __init__(self, device: torch.device, generator: torch.Generator) -> None:
-        self._default = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        self._default = (
+            torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        )
         self._generator = generator
 
     def __enter__(self) -> None:

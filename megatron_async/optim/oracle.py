@@ -22,9 +22,7 @@ class DelayedWeights:
 
     def __init__(self, delays: Mapping[torch.nn.Parameter, int]) -> None:
         # history[p][-1] is the newest version known, at most delay + 1 of them.
-        self._history = {
-            param: deque([param.detach().clone()], maxlen=delay + 1) for param, delay in delays.items()
-        }
+        self._history = {param: deque([param.detach().clone()], maxlen=delay + 1) for param, delay in delays.items()}
 
     @contextmanager
     def stale(self) -> Iterator[None]:

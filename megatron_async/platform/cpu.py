@@ -162,7 +162,18 @@ def _manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
-_FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "empty_like", "zeros_like")
+_FACTORIES = (
+    "tensor",
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "rand",
+    "randn",
+    "arange",
+    "empty_like",
+    "zeros_like",
+)
 
 PATCHES: tuple[Patch, ...] = (
     *(
@@ -303,6 +314,7 @@ def install() -> None:
         return
     # Megatron compiles small functions with torch.compile, whose first call looks for an accelerator.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no CUDA
     for patch in PATCHES:
         owner, name = patch.locate()
         setattr(owner, name, patch.replace(getattr(owner, name)))
@@ -328,3 +340,9 @@ ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
     ("use_gloo_process_groups", False, "every group is a gloo group already"),
 )
 
+
+# Defaults of a CPU run that a user may change: (argparse destination, value, reason).
+DEFAULTS: tuple[tuple[str, Any, str], ...] = (
+    ("muon_fp32_matmul_prec", "highest", "bf16 products are emulated on CPUs: slower, and less exact"),
+    ("num_workers", 0, "loader processes would take the cores that compute"),
+)

@@ -148,9 +148,7 @@ class Schedule:
     def update_range(self) -> range:
         """Numbers of the optimizer steps in the table, as the R and U actions count them."""
         numbers = self.microbatch_range
-        return range(
-            numbers.start // self.microbatches_per_update, numbers.stop // self.microbatches_per_update
-        )
+        return range(numbers.start // self.microbatches_per_update, numbers.stop // self.microbatches_per_update)
 
     def batch_of(self, microbatch: int) -> int:
         """Number of the optimizer step to which a micro-batch contributes."""

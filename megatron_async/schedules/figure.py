@@ -3,6 +3,7 @@
 
 import colorsys
 import io
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Schedule, Update
@@ -21,6 +22,7 @@ _INK = (0.13, 0.14, 0.17)
 _IDLE = (0.93, 0.93, 0.94)
 _ROW = 0.84
 _STRIPE_OFFSET = 0.31
+_FONT_SIZE = 8.0
 _POINTS_PER_INCH = 72
 
 
@@ -33,8 +35,8 @@ def to_figure(schedule: Schedule, result: SimulationResult) -> "Figure":
     """Matplotlib figure: one row per rank, time to the right.
 
     Light cells are forwards, dark cells backwards, one hue per batch, the micro-batch number inside; a white
-    stripe marks chunk 1. A dark line or cell is an update, a small triangle under the row a reduction, pale
-    gray idle.
+    stripe marks chunk 1. A dark line or cell is an update, a small triangle under the row a reduction, pale gray
+    idle.
     """
     from matplotlib.figure import Figure
 
@@ -42,65 +44,88 @@ def to_figure(schedule: Schedule, result: SimulationResult) -> "Figure":
     axes_width = min(max(0.24 * result.makespan / shortest, 8.0), 30.0)
     figure = Figure(figsize=(axes_width + 1.2, 0.42 * schedule.stages + 1.9), layout="constrained")
     axes = figure.add_subplot()
-    points_per_unit = axes_width * _POINTS_PER_INCH / result.makespan if result.makespan > 0 else 0.0
-    for rank, row in enumerate(schedule.actions):
-        axes.barh(rank, result.makespan, height=_ROW, color=_IDLE, linewidth=0, zorder=0)
-        for action, span in zip(row, result.spans[rank], strict=True):
-            _draw(axes, schedule, rank, action, span, points_per_unit)
+    _draw_cells(axes, schedule, result)
+    _draw_marks(axes, schedule, result)
+    _write_numbers(axes, schedule, result, axes_width * _POINTS_PER_INCH)
     _decorate(axes, schedule, result)
     _add_legend(figure, schedule)
     return figure
 
 
-def _draw(
-    axes: "Axes",
-    schedule: Schedule,
-    rank: int,
-    action: Action,
-    span: tuple[float, float],
-    points_per_unit: float,
-) -> None:
-    start, end = span
-    match action:
-        case Reduce():
-            axes.plot(
-                [end], [rank + _ROW / 2 + 0.02], marker="^", markersize=4, color=_INK, clip_on=False, zorder=4
-            )
-        case Update() if end == start:
-            axes.plot(
-                [end, end], [rank - _ROW / 2 - 0.06, rank + _ROW / 2 + 0.06], color=_INK, lw=2, zorder=4
-            )
-        case Update():
-            axes.barh(
-                rank, end - start, left=start, height=_ROW, color=_INK, edgecolor="white", linewidth=0.6
-            )
-            _write(axes, rank, span, f"U{action.batch}", "white", points_per_unit)
-        case Forward() | Backward():
-            backward = isinstance(action, Backward)
-            axes.barh(
-                rank,
-                end - start,
-                left=start,
-                height=_ROW,
-                color=_batch_color(schedule.batch_of(action.microbatch), strong=backward),
-                edgecolor="white",
-                linewidth=0.6,
-                zorder=2,
-            )
-            if action.chunk > 0:
-                axes.barh(
-                    rank - _STRIPE_OFFSET, end - start, left=start, height=0.07, color="white", zorder=3
-                )
-            _write(axes, rank, span, str(number_of(action)), "white" if backward else _INK, points_per_unit)
+def _rectangle(start: float, end: float, middle: float, height: float) -> list[tuple[float, float]]:
+    top, bottom = middle - height / 2, middle + height / 2
+    return [(start, top), (end, top), (end, bottom), (start, bottom)]
 
 
-def _write(
-    axes: "Axes", rank: int, span: tuple[float, float], text: str, color: str | Color, points_per_unit: float
-) -> None:
-    size = 8.0
-    # A digit is about 0.6 of the font size wide.
-    if (span[1] - span[0]) * points_per_unit >= 0.6 * size * len(text):
-        axes.text(sum(span) / 2, rank, text, ha="center", va="center", size=size, color=color, zorder=5)
+def _timed(schedule: Schedule, result: SimulationResult) -> Iterator[tuple[int, Action, float, float]]:
+    """Rank, action, start and end of everything in the table."""
+    for rank, (row, spans) in enumerate(zip(schedule.actions, result.spans, strict=True)):
+        for action, (start, end) in zip(row, spans, strict=True):
+            yield rank, action, start, end
+
+
+def _cell_color(schedule: Schedule, action: Action) -> Color:
+    if isinstance(action, Forward | Backward):
+        return _batch_color(schedule.batch_of(action.microbatch), strong=isinstance(action, Backward))
+    return _INK
+
+
+def _draw_cells(axes: "Axes", schedule: Schedule, result: SimulationResult) -> None:
+    """Idle rows, the actions that take time, and the stripes of chunk 1: one collection each, for speed."""
+    from matplotlib.collections import PolyCollection
+
+    idle = [_rectangle(0.0, result.makespan, rank, _ROW) for rank in range(schedule.stages)]
+    axes.add_collection(PolyCollection(idle, facecolors=[_IDLE], zorder=0))
+    cells = [timed for timed in _timed(schedule, result) if timed[3] > timed[2]]
+    axes.add_collection(
+        PolyCollection(
+            [_rectangle(start, end, rank, _ROW) for rank, _, start, end in cells],
+            facecolors=[_cell_color(schedule, action) for _, action, _, _ in cells],
+            edgecolors="white",
+            linewidths=0.6,
+            zorder=2,
+        )
+    )
+    stripes = [
+        _rectangle(start, end, rank - _STRIPE_OFFSET, 0.07)
+        for rank, action, start, end in cells
+        if action.chunk > 0 and not isinstance(action, Update)
+    ]
+    axes.add_collection(PolyCollection(stripes, facecolors="white", zorder=3))
+
+
+def _draw_marks(axes: "Axes", schedule: Schedule, result: SimulationResult) -> None:
+    timed = list(_timed(schedule, result))
+    updates = [(end, rank) for rank, action, start, end in timed if isinstance(action, Update) and start == end]
+    axes.vlines(
+        [time for time, _ in updates],
+        [rank - _ROW / 2 - 0.06 for _, rank in updates],
+        [rank + _ROW / 2 + 0.06 for _, rank in updates],
+        colors=[_INK],
+        linewidth=2,
+        zorder=4,
+    )
+    reductions = [(end, rank) for rank, action, _, end in timed if isinstance(action, Reduce)]
+    axes.plot(
+        [time for time, _ in reductions],
+        [rank + _ROW / 2 + 0.02 for _, rank in reductions],
+        linestyle="none",
+        marker="^",
+        markersize=4,
+        color=_INK,
+        clip_on=False,
+        zorder=4,
+    )
+
+
+def _write_numbers(axes: "Axes", schedule: Schedule, result: SimulationResult, width: float) -> None:
+    """The number of each cell that is wide enough for it; `width` of the axes in points."""
+    for rank, action, start, end in _timed(schedule, result):
+        text = f"U{action.batch}" if isinstance(action, Update) else str(number_of(action))
+        # A digit is about 0.6 of the font size wide.
+        if end > start and (end - start) / result.makespan * width >= 0.6 * _FONT_SIZE * len(text):
+            color = _INK if isinstance(action, Forward) else "white"
+            axes.text((start + end) / 2, rank, text, ha="center", va="center", size=_FONT_SIZE, color=color, zorder=5)
 
 
 def _decorate(axes: "Axes", schedule: Schedule, result: SimulationResult) -> None:

@@ -25,15 +25,11 @@ def stage_actions(
     Raises:
         ValueError: numbers out of range.
     """
-    check_stage(
-        stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch
-    )
+    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
     return _segments(stages, microbatches, range(first_batch, first_batch + batches), stage, versions)
 
 
-def _segments(
-    stages: int, microbatches: int, numbers: range, stage: int, versions: VersionRule
-) -> Iterator[Action]:
+def _segments(stages: int, microbatches: int, numbers: range, stage: int, versions: VersionRule) -> Iterator[Action]:
     for batch in numbers:
         yield from stream_actions(
             stages=stages,

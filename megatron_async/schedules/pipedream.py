@@ -42,9 +42,7 @@ def stage_actions(
     Raises:
         ValueError: numbers out of range.
     """
-    check_stage(
-        stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch
-    )
+    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
     delay = stage_delay(stages=stages, stage=stage)
     numbers = range(first_batch * microbatches, (first_batch + batches) * microbatches)
     return _stream(numbers, delay, stale_versions(delay) if versions is None else versions)

@@ -87,9 +87,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             name="pipedream",
             chunks=1,
             stage_actions=pipedream.stage_actions,
-            chunk_versions=lambda stages, stage: (
-                stale_versions(pipedream.stage_delay(stages=stages, stage=stage)),
-            ),
+            chunk_versions=lambda stages, stage: (stale_versions(pipedream.stage_delay(stages=stages, stage=stage)),),
             version_limits=lambda stages, stage: (stages - stage,),
             overlapping=False,
             update_per_microbatch=True,
@@ -98,13 +96,9 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
 }
 
 
-def schedule_problems(
-    name: str, *, stages: int, microbatches: int, batches: int, first_batch: int = 0
-) -> list[str]:
+def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int, first_batch: int = 0) -> list[str]:
     """Everything that forbids a table of this shape; empty when `make_schedule` accepts it."""
-    problems = shape_problems(
-        stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch
-    )
+    problems = shape_problems(stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
     if name not in SCHEDULES:
         return [f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}", *problems]
     if not problems and SCHEDULES[name].overlapping:
@@ -135,9 +129,7 @@ def make_schedule(
         ValueError: lists everything that is wrong with the numbers.
     """
     raise_problems(
-        schedule_problems(
-            name, stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch
-        )
+        schedule_problems(name, stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
     )
     definition = SCHEDULES[name]
     rules = [definition.chunk_versions(stages, rank) for rank in range(stages)]

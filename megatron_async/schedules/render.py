@@ -53,10 +53,7 @@ def _stage_table(schedule: Schedule, result: SimulationResult) -> list[str]:
         )
         for rank in range(schedule.stages)
     ]
-    return [
-        "  ".join(cell.rjust(len(name)) for cell, name in zip(row, header, strict=True))
-        for row in [header, *rows]
-    ]
+    return ["  ".join(cell.rjust(len(name)) for cell, name in zip(row, header, strict=True)) for row in [header, *rows]]
 
 
 def to_timeline(schedule: Schedule, result: SimulationResult) -> str:
@@ -115,9 +112,7 @@ def to_json(schedule: Schedule, result: SimulationResult) -> dict[str, Any]:
             {
                 "live_activations": result.live_activations[rank],
                 "weight_versions": max(result.weight_versions[rank]),
-                "gradient_delay": max(
-                    gradient_delay(schedule, rank, chunk) for chunk in range(schedule.chunks)
-                ),
+                "gradient_delay": max(gradient_delay(schedule, rank, chunk) for chunk in range(schedule.chunks)),
                 "actions": [_action_fields(action) for action in row],
             }
             for rank, row in enumerate(schedule.actions)

@@ -31,9 +31,7 @@ def overlap_problems(*, name: str, stages: int, microbatches: int) -> list[str]:
 
 def check_stage(*, stages: int, microbatches: int, batches: int, stage: int, first_batch: int) -> None:
     """Raise one ValueError with everything that is wrong with the arguments of a stage's plan."""
-    problems = shape_problems(
-        stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch
-    )
+    problems = shape_problems(stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
     if not 0 <= stage < stages:
         problems.append(f"stage = {stage}: must be one of 0 .. {stages - 1}")
     raise_problems(problems)

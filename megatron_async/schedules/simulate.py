@@ -30,9 +30,9 @@ class SimulationResult:
 
     Busy time is time in F, B and U; a reduction runs beside them. The *steady window* of a rank opens at its
     first forward of batch first_batch + w on its last chunk and closes at that of batch
-    first_batch + batches - w, with w a quarter of the batches, rounded down, but at least one. So it holds
-    whole batches and neither the filling nor the draining of the pipe. With fewer than three batches there is
-    no such window and the steady shares are the total ones.
+    first_batch + batches - w, with w a quarter of the batches, rounded down, but at least one batch and at
+    least P micro-batches. So it holds whole batches and neither the filling nor the draining of the pipe.
+    With fewer than 2w + 1 batches there is no such window and the steady shares are the total ones.
 
     Attributes:
         makespan: end of the last action.
@@ -85,9 +85,7 @@ def simulate(
     _check_times(schedule, rank_costs, transfer, reduction)
     spans = _run(schedule, rank_costs, transfer, reduction)
     makespan = max(end for row in spans for _, end in row)
-    windows = [
-        _steady_window(schedule, rank, spans[rank]) or (0.0, makespan) for rank in range(schedule.stages)
-    ]
+    windows = [_steady_window(schedule, rank, spans[rank]) or (0.0, makespan) for rank in range(schedule.stages)]
     busy = [_busy_time(row, 0.0, makespan) for row in spans]
     steady = [_busy_time(row, *window) for row, window in zip(spans, windows, strict=True)]
     lengths = [end - start for start, end in windows]
@@ -123,9 +121,7 @@ def _run(
 ) -> tuple[tuple[tuple[float, float], ...], ...]:
     execution = execute(schedule)
     if execution.blocked:
-        raise ValueError(
-            f"schedule {schedule.name} deadlocks on ranks {sorted(execution.blocked)}; validate it first"
-        )
+        raise ValueError(f"schedule {schedule.name} deadlocks on ranks {sorted(execution.blocked)}; validate it first")
     ends: dict[Key, float] = {}
     clocks = [0.0] * schedule.stages
     spans: list[list[tuple[float, float]]] = [[] for _ in range(schedule.stages)]
@@ -153,10 +149,8 @@ def _duration(action: Action, costs: StageCosts, chunks: int) -> float:
             return 0.0
 
 
-def _steady_window(
-    schedule: Schedule, rank: int, spans: Sequence[tuple[float, float]]
-) -> tuple[float, float] | None:
-    margin = max(1, schedule.batches // 4)
+def _steady_window(schedule: Schedule, rank: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    margin = max(-(-schedule.stages // schedule.microbatches), schedule.batches // 4)
     if schedule.batches < 2 * margin + 1:
         return None
     numbers = schedule.microbatch_range

@@ -31,9 +31,7 @@ def stage_actions(
         ValueError: numbers out of range, or several batches of fewer micro-batches than stages. A single
             batch never overlaps with another one and may have any number.
     """
-    check_stage(
-        stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch
-    )
+    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
     if batches > 1:
         raise_problems(overlap_problems(name="2bw", stages=stages, microbatches=microbatches))
     return stream_actions(

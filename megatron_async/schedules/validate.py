@@ -41,9 +41,7 @@ def format_table(schedule: Schedule, marked_step: int) -> str:
     width = max((len(str(action)) for row in schedule.actions for action in row), default=0)
     width = max(width, len(f"rank {schedule.stages - 1}"))
     label = max(len("step"), len(str(stop)))
-    lines = [
-        "  ".join(["step".rjust(label)] + [f"rank {r}".ljust(width) for r in range(schedule.stages)]).rstrip()
-    ]
+    lines = ["  ".join(["step".rjust(label)] + [f"rank {r}".ljust(width) for r in range(schedule.stages)]).rstrip()]
     if first > 0:
         lines.append(f"... {first} earlier steps")
     for step in range(first, stop):
@@ -127,9 +125,7 @@ class _RankCheck:
             for chunk in range(self.schedule.chunks):
                 for number in self._numbers(kind):
                     if (kind, chunk, number) not in self.steps:
-                        self._fail(
-                            rule, len(self.row), f"{_NAMES[kind]} {number} of chunk {chunk} is missing"
-                        )
+                        self._fail(rule, len(self.row), f"{_NAMES[kind]} {number} of chunk {chunk} is missing")
 
     def _check_backward(self, step: int, action: Backward) -> None:
         forward_step = self._step(Forward.kind, action.chunk, action.microbatch)
@@ -156,8 +152,7 @@ class _RankCheck:
             self._fail(
                 "version of the rule",
                 step,
-                f"micro-batch {action.microbatch} of batch {batch} must use version {version}, not"
-                f" {action.version}",
+                f"micro-batch {action.microbatch} of batch {batch} must use version {version}, not {action.version}",
             )
 
     def _check_reduce(self, step: int, action: Reduce) -> None:
@@ -267,9 +262,7 @@ def _check_deadlock(schedule: Schedule) -> None:
         return
     waits = [_wait(rank, *blocked[rank], schedule.actions) for rank in sorted(blocked)]
     rank = min(blocked)
-    raise ScheduleError(
-        schedule, rule="no deadlock", rank=rank, step=blocked[rank][0], detail="; ".join(waits)
-    )
+    raise ScheduleError(schedule, rule="no deadlock", rank=rank, step=blocked[rank][0], detail="; ".join(waits))
 
 
 def _wait(rank: int, step: int, missing: Key, rows: tuple[tuple[Action, ...], ...]) -> str:

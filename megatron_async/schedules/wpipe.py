@@ -20,16 +20,16 @@ Why it works, with F : B = 1 : 2 (a slot lasts 3F):
 
 - Forward of chunk 0: on rank P-1 it ends ceil(P/3) slots after its slot began on rank 0, where the forward of
   chunk 1 follows tail + 1 slots later or more.
-- Backward of chunk 1: on rank 0 it ends P - P//3 slots, the length of the head, before rank P-1 starts that of
-  chunk 0.
-- Chunk 1's batches: the last backward travels over P-1 ranks within the gap, and one slot is left over in which
-  the reduction of the gradient norm is hidden.
+- Backward of chunk 1: on rank 0 it ends P - P//3 slots, the length of the head, before rank P-1 starts that
+  of chunk 0.
+- Chunk 1's batches: the last backward travels over P-1 ranks within the gap, and one slot is left over in
+  which the reduction of the gradient norm is hidden.
 - Chunk 0's batches: batch b has ended on all ranks 2 (M - P) + 1 slots before batch b+2 starts.
 
 Every slot holds a forward and a backward, so for balanced stages, B = 2F and free transfers there is no
 bubble in steady state for any M >= P. Rank r holds 2P - r micro-batches of one chunk, P - r/2 of its whole
 layers: as much as 2BW on rank 0, whatever M is. The table stays valid for other ratios: up to P = 16, B
-between F and 4F leaves a bubble of RATIO.
+between F and 4F leaves a bubble of 6.3 % at most, and of 3.5 % where M >= 2P.
 """
 
 from collections.abc import Iterator
@@ -59,10 +59,7 @@ def word(stages: int, microbatches: int) -> tuple[int, ...]:
     """Kinds of the 2M slots of one period."""
     tail = stages // _SLOT_FORWARDS
     return (
-        (FRESH,) * (stages - tail)
-        + (DELAYED, FRESH) * (microbatches - stages)
-        + (FRESH,) * tail
-        + (DELAYED,) * stages
+        (FRESH,) * (stages - tail) + (DELAYED, FRESH) * (microbatches - stages) + (FRESH,) * tail + (DELAYED,) * stages
     )
 
 
@@ -88,9 +85,7 @@ def stage_actions(
     Raises:
         ValueError: numbers out of range, or fewer micro-batches than stages.
     """
-    check_stage(
-        stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch
-    )
+    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
     raise_problems(overlap_problems(name="wpipe", stages=stages, microbatches=microbatches))
     segment = _Segment(
         stages=stages,

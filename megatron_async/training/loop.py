@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_async import arguments, megatron
+from megatron_async import megatron, rules
 from megatron_async.optim import corrections
 from megatron_async.optim.oracle import DelayedWeights
 from megatron_async.pipeline.executor import Hooks
@@ -131,7 +131,10 @@ class Loop:
             "data_iterator": train_data,
             "phases": self._phases,
             "hooks": Hooks(
-                losses=self._losses, before_update=self._before_update, shared=self._shared, updated=self._updated
+                losses=self._losses,
+                before_update=self._before_update,
+                shared=self._shared,
+                updated=self._updated,
             ),
             "timeline": self.timeline,
         }
@@ -150,7 +153,7 @@ class Loop:
 
     def _before_update(self, batch: int) -> None:
         if self._correction is not None:
-            self._correction.active = arguments.is_delayed(self._args) and self._phases.corrected(batch)
+            self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
     def _shared(self, batch: int) -> tuple[float, ...]:
         """The share of the batch's time that this rank computed."""

@@ -108,7 +108,9 @@ class MetricsFile:
 
 def _json_line(row: Mapping[str, Any]) -> str:
     """One line of JSON; numbers that JSON does not have (NaN, infinity) become null."""
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+    }
     return json.dumps(finite) + "\n"
 
 

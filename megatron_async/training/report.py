@@ -128,9 +128,7 @@ def final_valid_loss(metrics: Metrics) -> float:
         ValueError: the file holds no validation row.
     """
     if not metrics.validation:
-        raise ValueError(
-            "no validation rows: the run made no evaluation (see --eval-interval and --eval-iters)"
-        )
+        raise ValueError("no validation rows: the run made no evaluation (see --eval-interval and --eval-iters)")
     return float(metrics.validation[-1]["valid_loss"])
 
 

@@ -46,7 +46,9 @@ def build(args: argparse.Namespace) -> Loop:
     megatron.update_train_iters(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     model, optimizer, scheduler = megatron.setup_model_and_optimizer(
-        megatron.GPT, cfg_container=container, pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups()
+        megatron.GPT,
+        cfg_container=container,
+        pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
     )
     train_data, valid_data, _ = megatron.build_train_valid_test_data_iterators(_dataset_provider(args))
     return Loop(

@@ -122,7 +122,11 @@ class DelayedSteps:
         gradients = GradientGenerations(chunk)
         self._phases = phases
         self._plan = partial(
-            two_bw.stage_actions, stages=stages, stage=stage, microbatches=microbatches, versions=phases.versions
+            two_bw.stage_actions,
+            stages=stages,
+            stage=stage,
+            microbatches=microbatches,
+            versions=phases.versions,
         )
         self._executor = Executor(
             compute=Compute(
@@ -160,7 +164,3 @@ class DelayedSteps:
         )
         self.weights.use(self.weights.newest)
         return done
-
-
-
-

@@ -75,7 +75,10 @@ def test_untied_embeddings(pool, reference):
     assert_same_run(pipeline, reference(f"{recipe} --gradient-delay 1"))
 
 
-@pytest.mark.parametrize("phases", ["--sync-start-iters 2", "--sync-cooldown-iters 2", "--sync-start-iters 1 --sync-cooldown-iters 3"])
+@pytest.mark.parametrize(
+    "phases",
+    ["--sync-start-iters 2", "--sync-cooldown-iters 2", "--sync-start-iters 1 --sync-cooldown-iters 3"],
+)
 def test_synchronous_start_and_cooldown(pool, reference, phases):
     recipe = f"--optimizer adam --staleness-correction error-feedback {phases}"
     pipeline = train(pool, f"{recipe} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw", 2)
@@ -90,7 +93,9 @@ def assert_bit_equal(left: list[Outcome], right: list[Outcome]) -> None:
             np.testing.assert_array_equal(a.weights[name], b.weights[name], err_msg=name)
 
 
-ASYNC = "--optimizer muon --staleness-correction error-feedback --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+ASYNC = (
+    "--optimizer muon --staleness-correction error-feedback --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+)
 
 
 def test_evaluation_changes_nothing(pool):

@@ -102,5 +102,5 @@ class MarsM(Muon):
         hyperparameters = {name: value for name, value in group.items() if name != "params"}
         with fp32_matmul_precision(self.fp32_matmul_prec):
             update = self.orthogonalize(param, state["momentum_buffer"], **hyperparameters)
-        param.mul_(1 - group["lr"] * group["weight_decay"])
+        self._apply_weight_decay_inplace(param, grad, group["lr"], group["weight_decay"])
         param.add_(update, alpha=-group["lr"])

@@ -35,7 +35,10 @@ def test_failed_rewrite_keeps_the_old_files(tmp_path: Path) -> None:
     with IndexedWriter(prefix, 10) as writer:
         writer.add([1, 2])
         writer.commit()
-    with pytest.raises(ValueError, match="token id 10, but the vocabulary has 10"), IndexedWriter(prefix, 10) as writer:
+    with (
+        pytest.raises(ValueError, match="token id 10, but the vocabulary has 10"),
+        IndexedWriter(prefix, 10) as writer,
+    ):
         writer.add([3])
         writer.add([10])
     dataset = IndexedDataset(prefix)

@@ -2,7 +2,9 @@
 import json
 import multiprocessing
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer
 from megatron_async.data import prepare
 from megatron_async.data.prepare import CorpusPaths, prepare_corpus
 from megatron_async.data.stdlib_corpus import read_corpus
+from megatron_async.data.tokenizer import train_tokenizer
 
 from .conftest import write_sources
 
@@ -94,7 +97,9 @@ def test_interrupted_build_leaves_nothing_that_counts(
     context = multiprocessing.get_context("fork")
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "_write_part", killed)
-        process = context.Process(target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root})
+        process = context.Process(
+            target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root}
+        )
         process.start()
         process.join(30)
     assert process.exitcode == 9
@@ -104,16 +109,29 @@ def test_interrupted_build_leaves_nothing_that_counts(
     assert not list(tmp_path.glob(".corpus.building-*"))
 
 
-def test_processes_at_the_same_time(tmp_path: Path) -> None:
+def test_of_processes_at_the_same_time_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_sources(tmp_path / "sources", 8)
+    builds = tmp_path / "builds"
+
+    def counted(*arguments: Any) -> Tokenizer:
+        with builds.open("a") as file:
+            file.write("build\n")
+        time.sleep(0.3)  # long enough for the others to arrive
+        return train_tokenizer(*arguments)
+
     context = multiprocessing.get_context("fork")
-    arguments = {"target": prepare_corpus, "args": (tmp_path / "corpus", 300), "kwargs": {"root": root}}
-    processes = [context.Process(**arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "train_tokenizer", counted)
+        processes = [
+            context.Process(target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root})
+            for _ in range(3)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert builds.read_text() == "build\n"
     expected = prepare_corpus(tmp_path / "alone", 300, root=root)
     assert contents(tmp_path / "corpus") == contents(expected.folder)
 

@@ -52,7 +52,7 @@ def test_small_folder_has_both_parts(tmp_path: Path, names: tuple[str, ...]) -> 
 
 def test_too_few_files(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("one = 1\n")
-    with pytest.raises(ValueError, match="holds 1 readable Python files.*at least 2"):
+    with pytest.raises(ValueError, match=r"holds 1 readable Python files.*at least 2"):
         read_corpus(tmp_path)
 
 

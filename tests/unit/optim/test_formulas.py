@@ -301,7 +301,7 @@ def test_soap(shape: tuple[int, int], frequency: int) -> None:
     run(optimizer, param, grads[:1])
     np.testing.assert_array_equal(param.detach().double().numpy(), w)
 
-    # The factor of the longer side has rank 6 of 10 in the first step, and any basis of its null space will do:
+    # The longer side's factor has rank 6 of 10 in the first step, and any basis of its null space will do. So
     # the twin takes the optimizer's bases, once they are seen to be right.
     left, right = 0.05 * grads[0] @ grads[0].T, 0.05 * grads[0].T @ grads[0]
     q_left, q_right = (optimizer.state[param][name].double().numpy() for name in ("Q_L", "Q_R"))

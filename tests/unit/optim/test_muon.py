@@ -1,6 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The orthogonalizer, the size of updates, and the hooks of matrix optimizers."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz
@@ -174,41 +177,65 @@ def test_blocks_of_a_fused_matrix_step_like_separate_matrices(optimizer: type[Mu
         torch.testing.assert_close(row.reshape(-1, 5), part.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", [NorMuon, AdaMuon])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_shards_that_share_their_means_step_like_the_whole(optimizer: type[Muon], axis: int) -> None:
-    """Two shards of a matrix, each with what the other ranks would tell it: the hooks suffice for sharding."""
-    grad, weights = torch.randn(8, 6), torch.randn(8, 6)
-    whole = Parameter(weights.clone())
-    whole.grad = grad
-    reference = optimizer([whole], lr=0.1, fp32_matmul_prec="highest")
+class Exchange:
+    """Two threads tell each other a tensor at a time."""
 
-    answers: list[list[Tensor]] = [[], []]
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=30)
+        self._slots: list[Tensor] = [torch.empty(0), torch.empty(0)]
+
+    def __call__(self, rank: int, value: Tensor) -> list[Tensor]:
+        self._slots[rank] = value
+        self._barrier.wait()
+        values = list(self._slots)
+        self._barrier.wait()
+        return values
+
+
+@pytest.mark.parametrize("optimizer", MATRIX_OPTIMIZERS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_shards_with_the_hooks_step_like_the_whole(optimizer: type[Muon], axis: int) -> None:
+    exchange = Exchange()
 
     class Shard(optimizer):  # type: ignore[misc, valid-type]
         rank = 0
 
+        def largest_magnitude(self, p: Tensor, x: Tensor) -> Tensor:
+            return torch.stack(exchange(self.rank, x.abs().amax())).amax()
+
         def shard_mean(self, p: Tensor, mean: Tensor, *, within_rows: bool = False) -> Tensor:
             if within_rows and axis == 0:
                 return mean
-            mine, others = answers[self.rank], answers[1 - self.rank]
-            mine.append(mean)
-            return (mean + others[len(mine) - 1]) / 2 if len(others) >= len(mine) else mean
+            return torch.stack(exchange(self.rank, mean)).mean(dim=0)
 
-    # A rank's means depend on the other's earlier ones: repeat until all of them have been exchanged.
-    for _ in range(3):
-        params = [Parameter(part.clone()) for part in weights.chunk(2, dim=axis)]
-        for rank, param in enumerate(params):
-            param.grad = grad.chunk(2, dim=axis)[rank].clone()
-            shard = Shard([param], lr=0.1, fp32_matmul_prec="highest")
-            shard.rank = rank
-            signed = grad.sign() if optimizer is AdaMuon else grad
-            shard.scaled_orthogonalize_fn = lambda x, r=rank, g=signed: (
-                orthogonalize(g).chunk(2, dim=axis)[r].clone()
-            )
-            answers[rank] = []
+        def squared_norm(self, param: Tensor, x: Tensor) -> Tensor:
+            return torch.stack(exchange(self.rank, x.square().sum())).sum()
+
+        def orthogonalize_shard(self, x: Tensor) -> Tensor:
+            whole = torch.cat(exchange(self.rank, x), dim=axis)
+            update = newton_schulz(whole, steps=5) * self.scale(*whole.shape)
+            return update.chunk(2, dim=axis)[self.rank].clone()
+
+    # Two magnitudes, so that a rank which scales by its own would be noticed.
+    grads = [torch.cat([torch.randn(4, 6), 100 * torch.randn(4, 6)]) for _ in range(3)]
+    weights = torch.randn(8, 6)
+    whole = Parameter(weights.clone())
+    reference = optimizer([whole], lr=0.1, fp32_matmul_prec="highest")
+    for grad in grads:
+        whole.grad = grad
+        reference.step()
+
+    shards = [Parameter(part.clone()) for part in weights.chunk(2, dim=axis)]
+
+    def train(rank: int) -> None:
+        shard = Shard([shards[rank]], lr=0.1, fp32_matmul_prec="highest")
+        shard.rank = rank
+        shard.scaled_orthogonalize_fn = shard.orthogonalize_shard
+        for grad in grads:
+            shards[rank].grad = grad.chunk(2, dim=axis)[rank].clone()
             shard.step()
-    reference.step()
-    torch.testing.assert_close(
-        torch.cat([param.detach() for param in params], dim=axis), whole.detach(), rtol=1e-5, atol=1e-6
-    )
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, (0, 1)))
+    joined = torch.cat([shard.detach() for shard in shards], dim=axis)
+    torch.testing.assert_close(joined, whole.detach(), rtol=1e-5, atol=1e-6)

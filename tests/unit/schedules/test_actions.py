@@ -60,7 +60,10 @@ def test_places_of_virtual_stages_cover_the_model_in_order() -> None:
     [
         (("3bw", 0, 4, 1), ["unknown schedule '3bw'", "1f1b, 2bw, wpipe, pipedream", "stages = 0"]),
         (("1f1b", 0, 0, 0), ["stages = 0", "microbatches = 0", "batches = 0"]),
-        (("2bw", 4, 3, 1), ["3 micro-batches and 4 stages", "raise the global batch size", "use fewer stages"]),
+        (
+            ("2bw", 4, 3, 1),
+            ["3 micro-batches and 4 stages", "raise the global batch size", "use fewer stages"],
+        ),
         (("wpipe", 8, 5, 2), ["5 micro-batches and 8 stages", "lower the micro-batch size"]),
     ],
 )

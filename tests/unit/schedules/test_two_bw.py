@@ -64,7 +64,11 @@ def test_a_running_segment_can_be_shortened(stages, microbatches, first_batch) -
     def plan(batches: int, stage: int) -> list[object]:
         return list(
             stage_actions(
-                stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch
+                stages=stages,
+                microbatches=microbatches,
+                batches=batches,
+                stage=stage,
+                first_batch=first_batch,
             )
         )
 
@@ -104,9 +108,7 @@ def test_scalar_trajectory_does_not_depend_on_drains(batches) -> None:
     first_batch = 0
     for count in batches:
         gradients: dict[int, float] = {}
-        for action in stage_actions(
-            stages=2, microbatches=2, batches=count, stage=0, first_batch=first_batch
-        ):
+        for action in stage_actions(stages=2, microbatches=2, batches=count, stage=0, first_batch=first_batch):
             if isinstance(action, Backward):
                 batch = action.microbatch // 2
                 gradients[batch] = gradients.get(batch, 0.0) + weights[action.version] / 2

@@ -1,0 +1,257 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+
+from megatron_async.data.blend import DataSources
+from megatron_async.data.datasets import (
+    blend_shares,
+    dataset_config,
+    is_built_on_rank,
+    sufficient_surplus,
+    train_valid_test_datasets,
+)
+from megatron_async.data.indexed import IndexedWriter
+
+from .conftest import MakeArguments
+
+END = 999
+TOKENIZER = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--seq-length", "8")
+
+
+def write_data(prefix: Path, documents: list[list[int]]) -> str:
+    with IndexedWriter(str(prefix), 1000) as writer:
+        for document in documents:
+            writer.add(document)
+        writer.commit()
+    return str(prefix)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, str]:
+    """Each set says with its tokens which one it is."""
+    return {
+        name: write_data(tmp_path / name, [[token] * 16 + [END]] * 200)
+        for token, name in enumerate(("a", "b", "c"), start=1)
+    }
+
+
+def build(
+    make: MakeArguments, words: tuple[str, ...], samples: tuple[int | None, ...]
+) -> tuple[Any, Any, Any]:
+    return train_valid_test_datasets(make(*TOKENIZER, *words), samples)
+
+
+def test_shared_data_is_split(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    train, valid, test = build(make_arguments, ("--data-path", data["a"], "--split", "90,10,0"), (50, 10, 10))
+    assert type(train) is GPTDataset and len(train) >= 50 and len(valid) >= 10 and test is None
+    assert not set(train.indices) & set(valid.indices)
+    assert len(train.indices) == 180 and len(valid.indices) == 20
+    sample = train[0]
+    assert sample["tokens"].dtype == torch.int64 and sample["tokens"].shape == (8,)
+    assert sample["attention_mask"].shape == (1, 8, 8)
+
+
+def test_separate_parts(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    words = ("--train-data-path", data["a"], "--valid-data-path", data["b"])
+    train, valid, test = build(make_arguments, words, (20, 5, 5))
+    assert set(torch.cat([train[i]["tokens"] for i in range(20)]).tolist()) <= {1, END}
+    assert set(torch.cat([valid[i]["tokens"] for i in range(5)]).tolist()) <= {2, END}
+    assert test is None
+
+
+def test_labels_follow_tokens(tmp_path: Path, make_arguments: MakeArguments) -> None:
+    prefix = write_data(tmp_path / "count", [list(range(161))])
+    train, _, _ = build(make_arguments, ("--train-data-path", prefix), (20, 0, 0))
+    starts = sorted(train[i]["tokens"][0].item() for i in range(20))
+    assert starts == list(range(0, 160, 8))
+    assert all(torch.equal(train[i]["labels"], train[i]["tokens"] + 1) for i in range(20))
+
+
+def test_document_boundaries(tmp_path: Path, make_arguments: MakeArguments) -> None:
+    prefix = write_data(tmp_path / "documents", [[1, 2, END]] * 3)
+    words = ("--train-data-path", prefix, "--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
+    sample = build(make_arguments, words, (1, 0, 0))[0][0]
+    assert sample["tokens"].tolist() == [1, 2, END, 1, 2, END, 1, 2]
+    assert sample["position_ids"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert sample["loss_mask"].tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
+    visible = ~sample["attention_mask"][0]
+    assert visible[4].tolist() == [False, False, False, True, True, False, False, False]
+    plain = build(make_arguments, words[:2], (1, 0, 0))[0][0]
+    assert plain["position_ids"].tolist() == list(range(8)) and plain["loss_mask"].tolist() == [1] * 8
+    without = build(make_arguments, (*words[:2], "--no-create-attention-mask-in-dataloader"), (1, 0, 0))[0][0]
+    assert "attention_mask" not in without
+
+
+def test_mock_data(make_arguments: MakeArguments) -> None:
+    train, valid, test = build(make_arguments, ("--mock-data", "--seq-length", "512"), (20, 5, 5))
+    assert all(type(part) is MockGPTDataset for part in (train, valid, test))
+    assert train[3]["tokens"].max() < 1000
+
+
+# Blends
+
+
+@pytest.mark.parametrize(
+    ("weights", "samples", "expected"), [((0.3, 0.7), 10, [3, 7]), ((1, 2, 7), 1000, [100, 200, 700])]
+)
+def test_shares(
+    data: dict[str, str],
+    make_arguments: MakeArguments,
+    caplog: pytest.LogCaptureFixture,
+    weights: tuple[float, ...],
+    samples: int,
+    expected: list[int],
+) -> None:
+    names = list(data.values())[: len(weights)]
+    words = [str(word) for pair in zip(weights, names, strict=True) for word in pair]
+    with caplog.at_level("INFO", "megatron_async.data.datasets"):
+        train, _, _ = build(make_arguments, ("--data-path", *words, "--split", "100,0,0"), (samples, 0, 0))
+    assert type(train) is BlendedDataset
+    shares = blend_shares(train)
+    assert [share.samples for share in shares] == expected
+    assert [share.prefix for share in shares] == names
+    assert shares[0].epochs == pytest.approx(expected[0] * 8 / (200 * 17))
+    assert f"{names[0]}: {expected[0]} samples, {expected[0] / samples:.2%} of all" in caplog.text
+    # The tokens themselves say which set a sample came from.
+    drawn = np.bincount([min(train[i]["tokens"]).item() for i in range(samples)], minlength=len(weights) + 1)
+    assert drawn[1:].tolist() == expected
+    normalized = np.asarray(weights) / sum(weights)
+    for length in range(1, samples + 1):
+        counts = np.bincount(train.dataset_index[:length], minlength=len(weights))
+        assert np.all(np.abs(counts - normalized * length) <= 2)
+
+
+def test_order_depends_on_the_seed(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    words = ("--train-data-path", data["a"])
+
+    def order(seed: int, parallel: int) -> list[int]:
+        args = make_arguments(*TOKENIZER, *words, "--seed", str(seed))
+        args.data_parallel_size = parallel
+        return train_valid_test_datasets(args, (50, 0, 0))[0].shuffle_index.tolist()
+
+    assert order(1, 1) == order(1, 4) != order(2, 1)
+
+
+@pytest.mark.parametrize(
+    "weights", [(0.001, 0.999), (1e-5, 1 - 1e-5), (0.3, 0.7), (0.9, *[0.01] * 10), tuple([0.05] * 20)]
+)
+def test_no_set_runs_out(weights: tuple[float, ...]) -> None:
+    """Sets that hold exactly what Megatron prepares of them must satisfy the blend at every length."""
+    from megatron.core.datasets import helpers
+
+    shares = (np.asarray(weights) / sum(weights)).tolist()
+    for samples in [*range(1, 120), *range(120, 2001, 47)]:
+        surplus = sufficient_surplus(weights, samples, 0.005)
+        targets = np.ceil(samples * np.asarray(shares))
+        total = int(targets.sum())
+        index = np.zeros(total, dtype=np.int16)
+        helpers.build_blending_indices(
+            index, np.zeros(total, dtype=np.int64), shares, len(shares), total, False
+        )
+        drawn = np.bincount(index, minlength=len(shares))
+        assert np.all(drawn <= np.ceil(targets * (1 + surplus))), samples
+
+
+def test_surplus_stays_as_given_where_it_suffices() -> None:
+    assert sufficient_surplus((0.3, 0.7), 1000, 0.005) == 0.005
+    assert sufficient_surplus((0.9, *[0.01] * 10), 1, 0.005) > 1
+    assert sufficient_surplus((0.9, *[0.01] * 10), 1, 9.0) == 9.0
+
+
+def test_many_small_sets_end_to_end(tmp_path: Path, make_arguments: MakeArguments) -> None:
+    # One epoch of each set is one sample, so Megatron prepares hardly more than it was told to.
+    words = []
+    for number, weight in enumerate((0.9, *[0.01] * 10)):
+        words += [str(weight), write_data(tmp_path / str(number), [[number] * 9])]
+    train, _, _ = build(make_arguments, ("--train-data-path", *words), (5, 0, 0))
+    assert len(train) >= 5 and len(train[4]["tokens"]) == 8
+
+
+# The cache of sample orders
+
+
+def cached(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
+
+
+def test_cache_hit_and_stale_data(
+    tmp_path: Path, data: dict[str, str], make_arguments: MakeArguments
+) -> None:
+    cache = tmp_path / "cache"
+    words = ("--train-data-path", data["a"], "--data-cache-path", str(cache))
+    build(make_arguments, words, (30, 0, 0))
+    first = cached(cache)
+    assert first
+    build(make_arguments, words, (30, 0, 0))
+    assert cached(cache) == first
+    # The same name with fewer documents: an order made for the old ones would point past the end.
+    write_data(Path(data["a"]), [[7] * 5 + [END]] * 6)
+    train, _, _ = build(make_arguments, words, (30, 0, 0))
+    assert set(train.document_index.tolist()) == set(range(6))
+    assert train[0]["tokens"].shape == (8,)
+
+
+@pytest.mark.parametrize("change", [("--seed", "5"), ("--seq-length", "4"), ("--vocab-size", "1001")])
+def test_other_arguments_make_another_order(
+    tmp_path: Path, data: dict[str, str], make_arguments: MakeArguments, change: tuple[str, ...]
+) -> None:
+    words = ("--train-data-path", data["a"], "--data-cache-path", str(tmp_path / "cache"))
+    build(make_arguments, words, (30, 0, 0))
+    first = cached(tmp_path / "cache")
+    build(make_arguments, (*words, *change), (30, 0, 0))
+    assert len(cached(tmp_path / "cache")) == 2 * len(first)
+
+
+def test_build_that_was_killed(tmp_path: Path, data: dict[str, str], make_arguments: MakeArguments) -> None:
+    words = ("--train-data-path", data["a"], "--data-cache-path", str(tmp_path / "cache"))
+    train, _, _ = build(make_arguments, words, (30, 0, 0))
+    expected = train.shuffle_index.tolist()
+    for path in (tmp_path / "cache").rglob("*.npy"):
+        path.write_bytes(path.read_bytes()[:40])
+        (path.parent / ".building").touch()
+    train, _, _ = build(make_arguments, words, (30, 0, 0))
+    assert train.shuffle_index.tolist() == expected
+
+
+# Configuration
+
+
+def test_every_configuration_field_is_set(make_arguments: MakeArguments) -> None:
+    """A field that Megatron adds must be looked at; those listed have no argument."""
+    args = make_arguments(*TOKENIZER, "--mock-data")
+    used: list[str] = []
+
+    class Recorder(GPTDatasetConfig):
+        def __init__(self, **fields: Any) -> None:
+            used.extend(fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megatron_async.data.datasets.GPTDatasetConfig", Recorder)
+        dataset_config(args, DataSources(None, None, ()), None, (1, 1, 1), None)
+    without_argument = {"drop_last_partial_validation_sequence", "add_extra_token_to_sequence"}
+    settable = {field.name for field in GPTDatasetConfig.__dataclass_fields__.values() if field.init}
+    assert set(used) | without_argument == settable and not set(used) & without_argument
+
+
+@pytest.mark.parametrize("tensor_rank", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_ranks_that_read(
+    make_arguments: MakeArguments, monkeypatch: pytest.MonkeyPatch, tensor_rank: int, stage: int
+) -> None:
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: tensor_rank)
+    monkeypatch.setattr(parallel_state, "is_pipeline_first_stage", lambda **_: stage == 0)
+    monkeypatch.setattr(parallel_state, "is_pipeline_last_stage", lambda **_: stage == 2)
+    assert is_built_on_rank(make_arguments()) == (tensor_rank == 0 and stage != 1)
+    assert is_built_on_rank(make_arguments("--dataloader-inter-document-masking")) == (tensor_rank == 0)
+
+
+def test_contradictory_words_are_refused(make_arguments: MakeArguments) -> None:
+    with pytest.raises(ValueError, match="weight 0 of"):
+        build(make_arguments, ("--train-data-path", "0", "none"), (1, 0, 0))
