@@ -26,3 +26,19 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
             yield f"{match[1]}.{int(match[2]) + offsets.get(match[1], 0)}{match[3]}", param
         else:
             yield name, param
+
+
+def layer_of(name: str, layers: int) -> int:
+    """The layer, from 0, beside which a parameter of the whole model lives: the first one for the input embedding, the
+    last one for the final norm and the head.
+
+    Raises:
+        ValueError: a name of none of these.
+    """
+    if match := re.search(r"decoder\.layers\.(\d+)\.", name):
+        return int(match[1])
+    if name.startswith("embedding."):
+        return 0
+    if name.startswith(("decoder.final_layernorm.", "decoder.final_norm.", "output_layer.")):
+        return layers - 1
+    raise ValueError(f"parameter {name}: not known where in the model it belongs")
