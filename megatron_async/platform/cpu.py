@@ -141,6 +141,16 @@ class _Stream:
     def wait_event(self, event: Any) -> None:
         pass
 
+    def record_event(self, event: Any = None) -> "_Event":
+        return _Event()
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Event:
+    """Stands in for `torch.cuda.Event`: what it marks is done when it is made."""
+
     def synchronize(self) -> None:
         pass
 
@@ -228,6 +238,12 @@ PATCHES: tuple[Patch, ...] = (
         _constant(CPU),
     ),
     Patch(
+        "torch.cuda:get_device_capability",
+        "--moe-grouped-gemm is checked against the GPU; on CPUs the experts of the local modules ignore it",
+        "training/arguments.py: dc = torch.cuda.get_device_capability()",
+        _constant((8, 0)),
+    ),
+    Patch(
         "torch.cuda:synchronize",
         "the timers synchronize the device",
         "core/timers.py: torch.cuda.synchronize()",
@@ -292,6 +308,12 @@ PATCHES: tuple[Patch, ...] = (
         "the random state tracker writes the CUDA generator",
         "core/tensor_parallel/random.py: def _set_cuda_rng_state(",
         _calls(_set_rng_state),
+    ),
+    Patch(
+        "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+        "the layer insists on flash-linear-attention, whose kernels need a GPU; ours computes in torch",
+        "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
+        lambda original: True,
     ),
     Patch(
         "torch.distributed:barrier",
