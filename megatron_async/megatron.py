@@ -7,6 +7,7 @@ release is met in one file. `megatron_async.platform.activate` must have run bef
 
 import argparse
 import contextlib
+import copy
 import io
 import math
 import os
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
     get_linear_attention_pattern,
@@ -29,6 +31,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_bac
 from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
@@ -49,6 +53,7 @@ from megatron.core.utils import (
     unwrap_model,
 )
 from megatron.training import initialize as _initialize
+from megatron.training import training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, validate_args
 from megatron.training.checkpointing import checkpoint_exists, save_checkpoint
@@ -295,21 +300,58 @@ def timed_schedule(timeline: Any, batch: int, microbatches: int) -> Iterator[Non
         schedules.forward_step, schedules.backward_step = originals["F"], originals["B"]
 
 
-def step_unless_not_finite(optimizer: MegatronOptimizer) -> tuple[bool, float]:
-    """Megatron's optimizer step, left out when the gradient's norm is not finite: (skipped, global norm before clipping).
+def step_unless_not_finite(
+    optimizer: MegatronOptimizer, groups: list[list[torch.Tensor]] | None = None
+) -> tuple[bool, float]:
+    """Megatron's optimizer step, left out where the gradient's norm is not finite.
 
     The parts of `ChainedOptimizer.step` in their order, with one check between them.
+
+    Args:
+        optimizer: its gradients are reduced already.
+        groups: parameters of the optimizer that are clipped, and skipped, by a norm of their own; one process only.
+
+    Returns:
+        Whether anything was skipped, and the global norm before clipping.
     """
     if optimizer.prepare_grads():  # fp16: the loss scaler found an overflow
         return True, math.nan
-    norm = float(optimizer.get_grad_norm())
-    if not math.isfinite(norm):
-        return True, norm
-    for inner in inner_optimizers(optimizer):
-        if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
-            clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
+    if groups is None:
+        norm = float(optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            return True, math.nan
+        for inner in inner_optimizers(optimizer):
+            if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
+                clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
+        optimizer.step_with_ready_grads()
+        return False, norm
+    norms = [_clip_or_forget(group, optimizer.config.clip_grad) for group in groups]
     optimizer.step_with_ready_grads()
-    return False, norm
+    skipped = not all(math.isfinite(norm) for norm in norms)
+    return skipped, math.nan if skipped else math.hypot(*norms)
+
+
+def _clip_or_forget(params: list[torch.Tensor], clip_grad: float) -> float:
+    """Clip one group by its own norm; forget its gradients, so that no optimizer touches it, if that is not finite."""
+    norm = math.sqrt(sum(float(param.grad.double().square().sum()) for param in params if param.grad is not None))
+    if not math.isfinite(norm):
+        for param in params:
+            param.grad = None
+    elif clip_grad > 0 and params:
+        clip_grad_by_total_norm_fp32(params, clip_grad, norm)
+    return norm
+
+
+def master_of(param: torch.nn.Parameter) -> torch.Tensor:
+    """What the optimizer steps for a model parameter: its fp32 master copy in bf16 training, else itself."""
+    master = getattr(param, "main_param", None)
+    return param if master is None else master
+
+
+def mark_delay(param: torch.nn.Parameter, delay: int) -> None:
+    """Note on a parameter and its master how many updates old its gradients are; corrections leave 0 alone."""
+    for tensor in (param, master_of(param)):
+        tensor.gradient_delay = delay  # type: ignore[attr-defined]
 
 
 def shut_down() -> None:
@@ -317,3 +359,73 @@ def shut_down() -> None:
     destroy_global_state()
     mpu.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimizer, dist.ProcessGroup | None]]:
+    """Optimizers that own a torch optimizer, each with the group whose ranks hold the other parts of its gradient.
+
+    None is the whole job. The layer-wise optimizer deals whole parameters out to data-parallel ranks and therefore
+    sums over all of them, whatever its members say.
+    """
+    if isinstance(optimizer, LayerWiseDistributedOptimizer):
+        yield from ((inner, None) for inner in inner_optimizers(optimizer))
+    elif isinstance(optimizer, ChainedOptimizer):
+        for member in optimizer.chained_optimizers:
+            yield from norm_groups(member)
+    elif not optimizer.is_stub_optimizer:
+        yield optimizer, optimizer.get_grad_stats_parallel_group()
+
+
+def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Megatron's flat buffers that hold weights (distributed optimizer only), each with its bucket groups."""
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        if buffer.param_data is not None:
+            groups = [
+                group
+                for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+                if any(bucket in buffer.buckets for bucket in group.buckets)
+            ]
+            yield buffer, groups
+
+
+def fp32_shards(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    """What the distributed optimizer steps in fp32 training: this rank's parts of the weights, as views of them."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            yield from (shard for shards in inner.shard_fp32_groups for shard in shards)
+
+
+def shares_storage(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether `part` is a view of the storage of `whole`."""
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def reduce_over_tensor_parallel(chunk: Any) -> None:
+    """Add up gradients of parameters that tensor-parallel ranks hold in common but feed different parts of the
+    activations: norms under sequence parallelism, q/k norms. Waits for the tensor-parallel ranks, as forwards do."""
+    _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
+
+
+@contextlib.contextmanager
+def one_optimizer_per_chunk() -> Iterator[None]:
+    """Let Megatron's set-up build a separate optimizer for each model chunk, chained in their order.
+
+    Schedules that update a rank's chunks at different times need it.
+    """
+    original = training.get_megatron_optimizer
+
+    def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
+        return ChainedOptimizer([original(config, [chunk], **options) for chunk in model_chunks])
+
+    training.get_megatron_optimizer = build
+    try:
+        yield
+    finally:
+        training.get_megatron_optimizer = original
+
+
+def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
+    """Megatron's learning-rate scheduler with the same settings and progress, for another optimizer."""
+    copied = copy.copy(scheduler)
+    copied.optimizer = optimizer
+    return copied

@@ -40,3 +40,19 @@ def _with_global_expert(name: str, first_experts: Mapping[str, int]) -> str:
     if match is None or match[1] not in first_experts:
         return name
     return f"{match[1]}{match[2]}{first_experts[match[1]] + int(match[3])}{match[4]}"
+
+
+def layer_of(name: str, layers: int) -> int:
+    """The layer, from 0, beside which a parameter of the whole model lives: the first one for the input embedding, the
+    last one for the final norm and the head.
+
+    Raises:
+        ValueError: a name of none of these.
+    """
+    if match := re.search(r"decoder\.layers\.(\d+)\.", name):
+        return int(match[1])
+    if name.startswith("embedding."):
+        return 0
+    if name.startswith(("decoder.final_layernorm.", "decoder.final_norm.", "output_layer.")):
+        return layers - 1
+    raise ValueError(f"parameter {name}: not known where in the model it belongs")

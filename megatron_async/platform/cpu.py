@@ -244,6 +244,12 @@ PATCHES: tuple[Patch, ...] = (
         _constant((8, 0)),
     ),
     Patch(
+        "megatron.training.arguments:get_device_arch_version",
+        "tensor and expert parallelism are checked against the GPU's generation; 8 leaves every feature on",
+        "training/arguments.py: get_device_arch_version()",
+        _constant(8),
+    ),
+    Patch(
         "torch.cuda:synchronize",
         "the timers synchronize the device",
         "core/timers.py: torch.cuda.synchronize()",
