@@ -7,7 +7,7 @@ from tests.distributed.jobs import Outcome, _observe
 
 RUN = (
     "--device cpu --seq-length 24 --max-position-embeddings 24 --micro-batch-size 1 --global-batch-size 4 "
-    "--train-iters 3 --optimizer adam --lr 0.01 --lr-decay-style constant --weight-decay 0.1 --clip-grad 1.0 "
+    "--train-iters 3 --optimizer adam --lr 0.002 --lr-decay-style constant --weight-decay 0.1 --clip-grad 1.0 "
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 61 --make-vocab-size-divisible-by 8 "
     "--eval-interval 1000 --eval-iters 0 --num-workers 0 --seed 7"
 ).split()

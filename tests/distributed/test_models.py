@@ -46,7 +46,8 @@ def test_hybrid_on_other_layouts(pool, layout):
             np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
         for name, value in outcome.weights.items():
             if value.shape == expected.weights[name].shape:
-                np.testing.assert_allclose(value, expected.weights[name], rtol=RTOL, atol=10 * ATOL, err_msg=name)
+                # Adam divides by the size of a gradient: where that is near 0, the order of sums shows.
+                np.testing.assert_allclose(value, expected.weights[name], rtol=RTOL, atol=1e-4, err_msg=name)
 
 
 def test_dense_tensor_parallel_without_sequence_parallel(pool):
@@ -59,13 +60,11 @@ def test_dense_tensor_parallel_without_sequence_parallel(pool):
 
 def test_linear_attention_tensor_parallel_without_sequence_parallel(pool):
     """The norm of the heads' outputs has a gradient on every tensor rank; all of them count."""
-    model = "--model moe-10b-hybrid-mini --num-layers 2 --num-experts 0"
     dense = (
         "--model smollm2-135m-mini --num-layers 2 --num-attention-heads 6 --num-query-groups 2 "
         "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-num-key-heads 2 "
         "--linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8"
     )
-    del model
     (expected,) = train(pool, dense, 1)
     for outcome in train(pool, f"{dense} --tensor-model-parallel-size 2", 2):
         np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
