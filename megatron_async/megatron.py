@@ -22,12 +22,19 @@ from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_linear_attention_pattern,
+    get_moe_layer_pattern,
+    get_transformer_layer_with_experimental_attention_variant_spec,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
@@ -37,6 +44,9 @@ from megatron.core.pipeline_parallel.schedules import (
     get_tensor_shapes,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import (
     get_attr_wrapped_model,
     get_batch_on_this_tp_rank,
@@ -57,6 +67,7 @@ from megatron.training.global_vars import (
     set_global_variables,
 )
 from megatron.training.models import GPTModelConfig
+from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import (
     build_train_valid_test_data_iterators,
     destroy_global_state,
@@ -77,6 +88,8 @@ __all__ = [
     "check_arguments",
     "checkpoint_exists",
     "deallocate_output_tensor",
+    "default_layer_spec",
+    "dense_mlp_spec",
     "evaluate",
     "finalize_model_grads",
     "forward_step",
@@ -93,9 +106,13 @@ __all__ = [
     "get_tokenizer",
     "get_wandb_writer",
     "gpt_config_from_args",
+    "gpu_layer_specs",
     "initialize",
     "inner_optimizers",
+    "layers_of_stage",
+    "linear_attention_pattern",
     "make_parser",
+    "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
     "pretrain_cfg_container_from_args",
@@ -105,6 +122,7 @@ __all__ = [
     "setup_model_and_optimizer",
     "shut_down",
     "step_unless_not_finite",
+    "tensor_parallel_place",
     "tied_embedding",
     "timed_schedule",
     "unwrap_model",
@@ -203,9 +221,50 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
             yield member
 
 
+def linear_attention_pattern(config: Any) -> list[int]:
+    """1 for each layer with linear attention, 0 for each with softmax attention."""
+    if config.experimental_attention_variant is None:
+        return [0] * config.num_layers
+    return get_linear_attention_pattern(config)
+
+
+def moe_layer_pattern(config: Any) -> list[int]:
+    """1 for each layer with experts, 0 for each with a dense feed-forward block."""
+    return get_moe_layer_pattern(config)
+
+
+def dense_mlp_spec(backend: Any) -> Any:
+    """Megatron's dense feed-forward block out of the modules of `backend`."""
+    return get_mlp_module_spec_for_backend(backend=backend, num_experts=None)
+
+
+def gpu_layer_specs(config: Any) -> tuple[Any, list[Any]]:
+    """The Transformer Engine backend and the specs of all layers of a model with linear attention."""
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+    backend = TESpecProvider()
+    return backend, get_transformer_layer_with_experimental_attention_variant_spec(config, backend)
+
+
+def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> list[int]:
+    """Numbers, from 0, of the layers on a pipeline stage; this rank's unless `pp_rank` names another."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is not None:
+        return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage, pp_rank=pp_rank))
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
+    return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
+
+
 def device() -> torch.device:
     """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
     return torch.device(torch.cuda.current_device())
+
+
+def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
+    """Size and rank of the tensor-parallel group that a parameter is cut over; experts may have one of their own."""
+    if getattr(param, "allreduce", True):
+        return mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
 
 
 def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
@@ -318,21 +377,20 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
         yield optimizer, optimizer.get_grad_stats_parallel_group()
 
 
-def complete_layer_wise(optimizer: MegatronOptimizer) -> None:
+def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
     """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
 
     Megatron wraps them in bf16 training only; its own gradient norm then fails in fp32.
     """
     if isinstance(optimizer, LayerWiseDistributedOptimizer):
         optimizer.chained_optimizers = [
-            FP32Optimizer(member, optimizer.config, lambda *_: None)
-            if isinstance(member, torch.optim.Optimizer)
-            else member
+            FP32Optimizer(member, config, lambda *_: None) if isinstance(member, torch.optim.Optimizer) else member
             for member in optimizer.chained_optimizers
         ]
+        optimizer.config, optimizer.is_stub_optimizer = config, False
     elif isinstance(optimizer, ChainedOptimizer):
         for member in optimizer.chained_optimizers:
-            complete_layer_wise(member)
+            complete_layer_wise(member, config)
 
 
 def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
@@ -376,10 +434,7 @@ def one_optimizer_per_chunk() -> Iterator[None]:
     def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
         overrides = options.pop("config_overrides", None)
         return ChainedOptimizer(
-            [
-                original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options)
-                for chunk in model_chunks
-            ]
+            [original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options) for chunk in model_chunks]
         )
 
     training.get_megatron_optimizer = build

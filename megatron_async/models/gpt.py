@@ -10,11 +10,14 @@ import torch
 
 from megatron_async import megatron
 from megatron_async.models.initialization import LayoutIndependentInit
+from megatron_async.models.specs import layer_spec
 
 
 def model_config(args: argparse.Namespace) -> megatron.GPTModelConfig:
     """Megatron's model configuration, with initial weights that depend on the seed and not on the layout."""
     config = megatron.gpt_config_from_args(args)
+    if args.spec is None:
+        config.transformer_layer_spec = layer_spec
     initial = LayoutIndependentInit(args.seed)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)

@@ -13,7 +13,6 @@ import functools
 import importlib
 import logging
 import os
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -132,7 +131,9 @@ def _split_sizes_as_lists(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _uneven_shards_by_broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def wrapper(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    def wrapper(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
         if len({part.numel() for part in tensor_list}) == 1:
             return original(tensor_list, tensor, group=group, async_op=async_op)
         for index, rank in enumerate(torch.distributed.get_process_group_ranks(group)):
@@ -267,6 +268,18 @@ PATCHES: tuple[Patch, ...] = (
         _constant(CPU),
     ),
     Patch(
+        "torch.cuda:get_device_capability",
+        "--moe-grouped-gemm is checked against the GPU; on CPUs the experts of the local modules ignore it",
+        "training/arguments.py: dc = torch.cuda.get_device_capability()",
+        _constant((8, 0)),
+    ),
+    Patch(
+        "megatron.training.arguments:get_device_arch_version",
+        "tensor and expert parallelism are checked against the GPU's generation; 8 leaves every feature on",
+        "training/arguments.py: get_device_arch_version()",
+        _constant(8),
+    ),
+    Patch(
         "torch.cuda:synchronize",
         "the timers synchronize the device",
         "core/timers.py: torch.cuda.synchronize()",
@@ -339,6 +352,12 @@ PATCHES: tuple[Patch, ...] = (
         _calls(_set_rng_state),
     ),
     Patch(
+        "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+        "the layer insists on flash-linear-attention, whose kernels need a GPU; ours computes in torch",
+        "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
+        lambda original: True,
+    ),
+    Patch(
         "torch.distributed:barrier",
         "gloo refuses device_ids",
         "core/parallel_state.py: device_ids=[torch.cuda.current_device()],",
@@ -355,18 +374,6 @@ PATCHES: tuple[Patch, ...] = (
         "the layer-wise optimizer gathers shards of different sizes; gloo takes equal ones",
         "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
         _uneven_shards_by_broadcast,
-    ),
-    Patch(
-        "torch.cuda:get_device_properties",
-        "tensor parallelism checks the generation of the device",
-        "training/utils/common_utils.py: torch.cuda.get_device_properties(torch.device(\"cuda:0\")).major",
-        _constant(types.SimpleNamespace(major=8, minor=0, name="cpu", multi_processor_count=1)),
-    ),
-    Patch(
-        "torch.cuda:get_device_capability",
-        "tensor parallelism checks an environment variable for devices before Blackwell",
-        "training/arguments.py: dc = torch.cuda.get_device_capability()",
-        _constant((8, 0)),
     ),
 )
 
