@@ -12,9 +12,6 @@ from megatron_async.benchmarks import megatron_contenders, reference, torch_cont
 from megatron_async.benchmarks.contenders import Contender, Factory, Refused
 from megatron_async.benchmarks.stack import Cell
 
-TOLERANCE = 1e-3
-"""Largest relative distance of trained weights: fp32, another order of sums, through three updates."""
-
 
 @dataclass(slots=True)
 class Outcome:

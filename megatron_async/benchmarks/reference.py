@@ -42,9 +42,7 @@ def trained(cell: Cell, contender: str) -> list[nn.Module]:
     pieces = [make_piece(cell, index) for index in range(2 * cell.stages)]
     stack, optimizer = Stage(pieces, first=True, last=True), make_optimizer(pieces)
     delays = piece_delays(cell, contender)
-    oracle = Oracle(
-        [Group(tuple(piece.parameters()), delay) for piece, delay in zip(pieces, delays, strict=True)]
-    )
+    oracle = Oracle([Group(tuple(piece.parameters()), delay) for piece, delay in zip(pieces, delays, strict=True)])
     count, size = updates(cell, contender)
     for update in range(count):
         optimizer.zero_grad()

@@ -35,10 +35,15 @@ def pipelined(name: str, cell: Cell, rank: int) -> Contender:
     schedule_class, place = _SCHEDULES[name]
     placement: Placement = place(cell.stages)
     stages = {index: placement.build(cell, rank, index) for index in placement.of_rank(rank)}
-    example = torch.empty(cell.shape, device="meta")
+    example, with_gradient = (torch.empty(cell.shape, device="meta", requires_grad=grad) for grad in (False, True))
     pipeline_stages = [
         pipelining.PipelineStage(
-            stage, index, len(placement.virtual), torch.device("cpu"), input_args=(example,), output_args=(example,)
+            stage,
+            index,
+            len(placement.virtual),
+            torch.device("cpu"),
+            input_args=(example if index == 0 else with_gradient,),
+            output_args=(with_gradient,),
         )
         for index, stage in stages.items()
     ]
@@ -61,9 +66,7 @@ def pipelined(name: str, cell: Cell, rank: int) -> Contender:
             return_outputs=False,
         )  # fmt: skip
 
-    return SynchronousContender(
-        placement.pieces(stages), forward_and_backward, make_optimizer([*stages.values()])
-    )
+    return SynchronousContender(placement.pieces(stages), forward_and_backward, make_optimizer([*stages.values()]))
 
 
 def _whole_batch(cell: Cell, batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,10 @@ from megatron_async import megatron
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
 from megatron_async.training import trace
+from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
 from megatron_async.training.loop import Loop
 from megatron_async.training.metrics import Metrics, MetricsFile, Scale
+from megatron_async.training.steps import activations
 
 
 def pretrain(args: argparse.Namespace) -> None:
@@ -26,7 +28,7 @@ def pretrain(args: argparse.Namespace) -> None:
     try:
         loop.run()
         if args.trace_file:
-            trace.write(args.trace_file, loop.timeline)
+            trace.write(args.trace_file, loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
     finally:
         loop.metrics.close()
     close()
@@ -44,6 +46,8 @@ def build(args: argparse.Namespace) -> Loop:
     args.check_for_nan_in_loss_and_grad = False
     if args.rank == 0:
         print(f"> {args.device_sentence}", flush=True)
+        if args.emulate_compute_ms is not None:
+            print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
     megatron.update_train_iters(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
@@ -59,10 +63,19 @@ def build(args: argparse.Namespace) -> Loop:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        forward_step=gpt.ForwardStep(args),
+        forward_step=_forward_step(args, model),
         train_data=train_data,
         valid_data=valid_data,
         metrics=_metrics(args),
+    )
+
+
+def _forward_step(args: argparse.Namespace, model: list[Any]) -> Any:
+    if args.emulate_compute_ms is None:
+        return gpt.ForwardStep(args)
+    message = activations(args, megatron.get_model_config(model[0]))
+    return EmulatedForwardStep(
+        EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
     )
 
 
@@ -94,7 +107,10 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     speak = args.rank == args.world_size - 1
     file = None
     if speak and args.metrics_file:
-        file = MetricsFile(args.metrics_file, args.iteration, {"arguments": _plain(args), "versions": versions()})
+        config = {"arguments": _plain(args), "versions": versions()}
+        if args.emulate_compute_ms is not None:
+            config["emulated_compute_ms"] = args.emulate_compute_ms
+        file = MetricsFile(args.metrics_file, args.iteration, config)
     return Metrics(
         scale=Scale(
             global_batch_size=args.global_batch_size,
