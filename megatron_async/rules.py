@@ -96,7 +96,7 @@ def _emulation(args: argparse.Namespace) -> Iterator[str]:
     except ValueError as error:
         yield f"--emulate-compute-ms {error}."
     if args.num_experts is not None:
-        yield "--emulate-compute-ms with --num-experts: no router runs, so there is nothing to balance; use a dense model."
+        yield "--emulate-compute-ms with --num-experts: no router runs, so nothing is balanced; use a dense model."
 
 
 def _layout(args: argparse.Namespace) -> Iterator[str]:

@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import torch.distributed as dist
 
@@ -73,4 +74,4 @@ def _turn(contender: Contender, batches: int) -> list[float]:
     before, after = contender.unsteady
     ends = contender.run(before + batches + after)
     steady = ends[before - 1 : len(ends) - after]
-    return [(end - start) * 1e3 for start, end in zip(steady, steady[1:], strict=False)]
+    return [(end - start) * 1e3 for start, end in pairwise(steady)]

@@ -4,7 +4,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -65,8 +65,8 @@ class Placement:
         """Numbers of the virtual stages of a rank, in model order."""
         return [index for index, (owner, _) in enumerate(self.virtual) if owner == rank]
 
-    def build(self, cell: Cell, rank: int, index: int, config: object = None) -> Stage:
-        """Virtual stage `index` on `rank`."""
+    def build(self, cell: Cell, rank: int, index: int, **megatron: Any) -> Stage:
+        """Virtual stage `index` on `rank`; see `Stage` for what Megatron needs."""
         transfer = cell.pace.transfer_ms if cell.pace else 0.0
 
         def link(neighbor: int) -> float:
@@ -78,7 +78,7 @@ class Placement:
             [make_piece(cell, piece, rank) for piece in self.virtual[index][1]],
             first=index == 0,
             last=index == len(self.virtual) - 1,
-            config=config,
+            **megatron,
             links=(link(index - 1), link(index + 1)),
         )
 

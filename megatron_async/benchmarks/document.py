@@ -102,3 +102,62 @@ def replace_section(path: Path, name: str, text: str) -> None:
     before, _, rest = document.partition(begin)
     _, _, after = rest.partition(end)
     write_atomically(path, f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
+
+
+def training(result: Mapping[str, Any]) -> str:
+    """The tables of a benchmark of whole runs."""
+    parts = [provenance(result["machine"], result["machine"]["command"])]
+    for row in result.get("whole", []):
+        balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
+        parts.append(
+            f"**Whole run, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's 1f1b and "
+            f"takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+        )
+        parts.append(_timings(row["ms"]))
+    if "features" in result:
+        parts.append("**Cost of each feature**, 2bw, M = 2, on top of the bare schedule with Adam\n")
+        parts.append(_timings(result["features"], against="bare"))
+    if "memory" in result:
+        parts.append("**Peak memory**, 2 stages, M = 4, MB by 10^6 bytes, counted by the allocator\n")
+        parts.append(_memory(result["memory"]))
+    if "steady" in result:
+        parts.append(f"**Over {result['steady'][0][-1]['batch']} batches**, 2bw with error feedback and Muon\n")
+        parts.append(_steady(result["steady"]))
+    return "\n".join(parts)
+
+
+def _timings(milliseconds: Mapping[str, Mapping[str, float]], against: str | None = None) -> str:
+    base = milliseconds[against]["median"] if against else None
+    lines = []
+    for name, timing in milliseconds.items():
+        line = [name, f"{timing['median']:.1f}", f"{timing['spread']:.1f}", f"{timing['batches']}"]
+        lines.append(line if base is None else [*line, f"{timing['median'] - base:+.1f}"])
+    header = ["run", "ms per batch", "distance of quartiles", "batches"]
+    return table(header if base is None else [*header, f"against {against}"], lines)
+
+
+def _memory(items: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for item in items:
+        added = ", ".join(f"{name} {size / 1e6:+.2f}" for name, size in item["parts"].items() if size)
+        off = item["measured"] / item["predicted"] - 1
+        numbers = [f"{item['predicted'] / 1e6:.2f}", f"{item['measured'] / 1e6:.2f}", f"{off:+.1%}"]
+        lines.append([item["schedule"], f"{item['stage']}", *numbers, added or "-"])
+    return table(["schedule", "stage", "predicted", "measured", "off", "on top of 1F1B"], lines)
+
+
+def _steady(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    lines = [
+        [
+            f"{rank}",
+            f"{state['batch']}",
+            f"{state['tensors']}",
+            f"{state['tensor_bytes'] / 1e6:.3f}",
+            f"{state['python_bytes'] / 1e6:.3f}",
+            f"{state['handles']}",
+            f"{state['ms_median']:.1f}",
+        ]
+        for rank, states in enumerate(ranks)
+        for state in states
+    ]
+    return table(["stage", "batch", "tensors", "their MB", "Python's MB", "open handles", "ms per batch"], lines)

@@ -62,7 +62,10 @@ class MegatronContender:
         args = argparse.Namespace(**vars(args))
         args.pipeline_schedule = schedule
         virtual = placement.of_rank(rank)
-        stages = {index: placement.build(cell, rank, index, _config(args, len(virtual))) for index in virtual}
+        stages = {
+            index: placement.build(cell, rank, index, config=_config(args, len(virtual)), model_type=megatron.GPT)
+            for index in virtual
+        }
         self.pieces = placement.pieces(stages)
         self._updates_per_batch = cell.microbatches if schedule == "pipedream" else 1
         # A delayed pipe is drained at the end of a run only; its last batch has no next one beside it.
@@ -70,9 +73,8 @@ class MegatronContender:
         self._update, self._last_chunk = 0, len(virtual) - 1
         self._completed: list[float] = []
         model = [megatron.data_parallel(stage, args) for stage in stages.values()]
-        optimizers = [
-            megatron.optimizer_for(part, args) for part in ([[m] for m in model] if schedule == "wpipe" else [model])
-        ]
+        parts = [[chunk] for chunk in model] if schedule == "wpipe" else [model]
+        optimizers = [megatron.optimizer_for(part, args) for part in parts]
         training = Training(
             args=args,
             model=model,

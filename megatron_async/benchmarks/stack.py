@@ -187,7 +187,7 @@ class Stage(nn.Module):
     Args:
         pieces: in order.
         first, last: whether the stack begins or ends here.
-        config: Megatron's configuration; None under torch.distributed.pipelining.
+        config, model_type: Megatron's; None under torch.distributed.pipelining.
         links: transfer time in ms of the links before and behind the stage; 0 for none.
     """
 
@@ -198,11 +198,12 @@ class Stage(nn.Module):
         first: bool,
         last: bool,
         config: Any = None,
+        model_type: Any = None,
         links: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
         self.pieces = nn.ModuleList(pieces)
-        self.pre_process, self.post_process, self.config = first, last, config
+        self.pre_process, self.post_process, self.config, self.model_type = first, last, config, model_type
         self.share_embeddings_and_output_weights = False
         self.input_tensor: torch.Tensor | None = None
         self._links = links
