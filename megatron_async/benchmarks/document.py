@@ -110,8 +110,8 @@ def training(result: Mapping[str, Any]) -> str:
     for row in result.get("whole", []):
         balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
         parts.append(
-            f"**Whole run, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's 1f1b and "
-            f"takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+            f"**Whole run, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's 1f1b, "
+            f"and takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
         )
         parts.append(_timings(row["ms"]))
     if "features" in result:

@@ -17,13 +17,13 @@ from megatron_async.training import run
 from megatron_async.training.loop import Loop
 from megatron_async.training.steps import activations
 
-STAGES = 2
-VOCABULARY = 4096
+STAGES, MICRO_BATCH_SIZE = 2, 16
+VOCABULARY = 3584
 
-# The quick start's model and recipe, but with stages of equal time: the head costs about as much as the layers that
-# the last stage has fewer than the first.
-MODEL = "--model tiny --num-layers 6 --decoder-first-pipeline-num-layers 4"
-BASE = f"""--device cpu {MODEL} --pipeline-model-parallel-size {STAGES} --micro-batch-size 4
+# The quick start's model, split and recipe: the head costs about as much as the two layers that the last stage has
+# fewer than the first.
+MODEL = "--model tiny --decoder-first-pipeline-num-layers 5"
+BASE = f"""--device cpu {MODEL} --pipeline-model-parallel-size {STAGES} --micro-batch-size {MICRO_BATCH_SIZE}
     --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --weight-decay 0.1
     --eval-interval 100000 --eval-iters 0 --log-interval 1"""
 
@@ -85,7 +85,8 @@ def in_turns(
                 *shlex.split(BASE),
                 *shlex.split(variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")),
                 *data,
-                *f"--global-batch-size {4 * microbatches} --train-iters {_WARM_UP + batches + 2}".split(),
+                *f"--global-batch-size {MICRO_BATCH_SIZE * microbatches}".split(),
+                *f"--train-iters {_WARM_UP + batches + 2}".split(),
             ]
             loop = run.build(arguments.parse(line))
             milliseconds = _alone(loop, batches) if name == LIMIT else _batches(loop)

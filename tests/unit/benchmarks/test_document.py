@@ -42,9 +42,7 @@ def test_only_the_section_is_replaced(tmp_path):
 
 def test_delayed_schedules_are_refused_where_the_batch_is_too_small():
     (paper, *_) = scale.LAYOUTS
-    found = {
-        (item.devices, item.schedule): item for item in scale.estimates(paper, [64, 4096], scale.Assumptions())
-    }
+    found = {(item.devices, item.schedule): item for item in scale.estimates(paper, [64, 4096], scale.Assumptions())}
     assert found[64, "2bw"].step_s < found[64, "1f1b"].step_s
     assert found[64, "2bw"].memory_gb > found[64, "1f1b"].memory_gb
     assert "8" in found[4096, "2bw"].problem and found[4096, "1f1b"].step_s > 0
