@@ -5,6 +5,7 @@ Every tensor's bytes are counted by torch's CPU allocator, as the profiler repor
 from before the model is built. Process size is not used: it holds libraries and never shrinks.
 """
 
+import gc
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def _peak(variant: str, stages: int, microbatches: int) -> Peak:
         loop.run()
     loop.metrics.close()
     run.close()
+    del loop
+    gc.collect()  # nothing of this run may be left when the next one is counted
     return Peak(_largest_total(profiler), weights)
 
 

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Whole training runs in turns on the same ranks: the product's own loop with all that belongs to a run."""
 
+import gc
 import shlex
 import statistics
 import time
@@ -94,6 +95,8 @@ def in_turns(
             found[name] += milliseconds[_WARM_UP : _WARM_UP + batches]
             loop.metrics.close()
             run.close()
+            del loop
+            gc.collect()  # the run's process groups, and their threads, are part of cycles
     return found
 
 
