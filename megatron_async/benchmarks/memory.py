@@ -14,6 +14,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from megatron_async import arguments
+from megatron_async.benchmarks import processes
 from megatron_async.benchmarks.training import forward_alone
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.training import run
@@ -77,6 +78,7 @@ def _peak(variant: str, stages: int, microbatches: int) -> Peak:
     run.close()
     del loop
     gc.collect()  # nothing of this run may be left when the next one is counted
+    processes.new_meeting_point()
     return Peak(_largest_total(profiler), weights)
 
 

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Ranks as processes that share one start-up: Megatron is imported once, then every rank is forked from there."""
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -13,6 +14,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 PRELOAD = "megatron_async.benchmarks.preload"
+_PORTS = "BENCHMARK_PORTS"
+_JOBS = 128
+"""Most jobs that the same processes run one after the other."""
 
 
 class RanksFailed(RuntimeError):
@@ -30,11 +34,11 @@ def run(function: str, *args: Any, ranks: int, timeout: float) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     os.environ["OMP_NUM_THREADS"] = "1"
-    port = _free_port()
+    ports = _free_ports()
     pipes, processes = [], []
     for rank in range(ranks):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(theirs, function, args, rank, ranks, port), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, function, args, rank, ranks, ports), daemon=True)
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -69,7 +73,7 @@ def _collect(function: str, pipes: list[Any], timeout: float) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _serve(pipe: Any, function: str, args: tuple[Any, ...], rank: int, ranks: int, port: int) -> None:
+def _serve(pipe: Any, function: str, args: tuple[Any, ...], rank: int, ranks: int, ports: list[int]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     os.environ |= {
@@ -77,8 +81,9 @@ def _serve(pipe: Any, function: str, args: tuple[Any, ...], rank: int, ranks: in
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        _PORTS: " ".join(map(str, ports)),
     }
+    new_meeting_point()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)  # Megatron's start-up messages, from every rank of every cell
     os.dup2(silent, 2)
@@ -93,7 +98,18 @@ def _serve(pipe: Any, function: str, args: tuple[Any, ...], rank: int, ranks: in
     os._exit(0)  # process groups end with their processes; taking them down one by one takes seconds
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def new_meeting_point() -> None:
+    """Let this process's next job meet at a port of its own; every rank must call it as often.
+
+    On the port of an earlier job a rank could still find that job's addresses.
+    """
+    port, *others = os.environ[_PORTS].split()
+    os.environ |= {"MASTER_PORT": port, _PORTS: " ".join(others)}
+
+
+def _free_ports() -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(_JOBS)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

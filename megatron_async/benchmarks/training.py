@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from megatron_async import arguments, megatron
+from megatron_async.benchmarks import processes
 from megatron_async.models import gpt
 from megatron_async.training import run
 from megatron_async.training.loop import Loop
@@ -97,6 +98,7 @@ def in_turns(
             run.close()
             del loop
             gc.collect()  # the run's process groups, and their threads, are part of cycles
+            processes.new_meeting_point()
     return found
 
 
