@@ -452,6 +452,13 @@ def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
     return copied
 
 
+def stage_of(rank: int) -> int:
+    """Pipeline stage of a global rank. Collective: every rank must call it, in the same order."""
+    stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
+    dist.broadcast(stage, src=rank)
+    return int(stage.item())
+
+
 def data_parallel(module: torch.nn.Module, args: argparse.Namespace) -> Any:
     """A model chunk of any kind in Megatron's data-parallel wrapper; the module has a `config`."""
     return DistributedDataParallel(

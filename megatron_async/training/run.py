@@ -36,6 +36,9 @@ def pretrain(args: argparse.Namespace) -> None:
 
 def build(args: argparse.Namespace) -> Loop:
     """Process groups, model, optimizer, data and log of a run, ready to start."""
+    # This loop never repeats a batch to look for faults of the hardware; Megatron's data iterators would keep every
+    # micro-batch of the run for that.
+    args.rerun_mode = "disabled"
     megatron.set_global_variables(args)
     megatron.initialize(args)
     if args.pipeline_schedule != "1f1b":
