@@ -21,7 +21,7 @@ class Contender(Protocol):
             of a run, the last.
     """
 
-    pieces: Mapping[int, nn.Module]
+    pieces: dict[int, nn.Module]
     unsteady: tuple[int, int]
 
     def run(self, batches: int) -> list[float]:
@@ -110,7 +110,7 @@ class SynchronousContender:
 
     def __init__(
         self,
-        pieces: Mapping[int, nn.Module],
+        pieces: dict[int, nn.Module],
         forward_and_backward: Callable[[int], None],
         optimizer: torch.optim.Optimizer,
     ) -> None:

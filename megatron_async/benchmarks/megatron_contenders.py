@@ -40,7 +40,8 @@ def command_line(cell: Cell) -> argparse.Namespace:
 
 def _forward_step(data: Iterator[Any] | None, model: Any) -> tuple[torch.Tensor, Any]:
     (stage,) = megatron.unwrap_model([model])
-    source, target = next(data) if data is not None else (None, None)
+    pair: Any = next(data) if data is not None else (None, None)
+    source, target = pair
     return model(source if stage.pre_process else None), partial(_loss, target)
 
 

@@ -64,7 +64,7 @@ def _collect(function: str, pipes: list[Any], timeout: float) -> list[Any]:
         for pipe in ready:
             rank = waiting[pipe]  # type: ignore[index]
             try:
-                succeeded, value = pipe.recv()  # type: ignore[union-attr]
+                succeeded, value = pipe.recv()  # type: ignore[union-attr, call-arg]
             except EOFError:
                 succeeded, value = False, "the process ended"
             if not succeeded:

@@ -102,9 +102,10 @@ class Layer(nn.Module):
         self.heads = 4
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2))
         sizes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden))
-        self.linears = nn.ModuleList(nn.Linear(rows, columns, bias=False) for rows, columns in sizes)
-        for linear in self.linears:
+        linears = [nn.Linear(inputs, outputs, bias=False) for inputs, outputs in sizes]
+        for linear in linears:
             nn.init.normal_(linear.weight, std=0.5 / math.sqrt(linear.in_features), generator=generator)
+        self.linears = nn.ModuleList(linears)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         to_qkv, merge, widen, narrow = self.linears
