@@ -45,6 +45,32 @@ class DelayedWeights:
             versions.clear()
             versions.append(param.detach().clone())
 
+    @property
+    def depth(self) -> int:
+        """The largest delay of a parameter."""
+        return max((versions.maxlen or 1) - 1 for versions in self._history.values())
+
+    @contextmanager
+    def showing(self, age: int) -> Iterator[None]:
+        """Let parameters show the storage of their version of `age` updates ago, or of the oldest known.
+
+        A parameter with a smaller delay shows a copy of its oldest version.
+        """
+        newest = {param: param.data for param in self._history}
+        for param, versions in self._history.items():
+            kept = age < (versions.maxlen or 1)
+            param.data = versions[max(len(versions) - 1 - age, 0)] if kept else versions[0].clone()
+        try:
+            yield
+        finally:
+            for param, data in newest.items():
+                param.data = data
+
+    def fill(self) -> None:
+        """Make every version that a delay needs a copy of the present weights."""
+        for param, versions in self._history.items():
+            versions.extend(param.detach().clone() for _ in range(versions.maxlen or 1))
+
     @torch.no_grad()
     def _load(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         for param, values in weights.items():

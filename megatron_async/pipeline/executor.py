@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.pipeline.gradients import GradientGenerations
@@ -63,6 +64,10 @@ class Hooks:
     updated: Callable[[UpdateReport], int | None]
 
 
+class StageFailure(RuntimeError):
+    """A stage could not go on; the message names the rank and its place in the schedule."""
+
+
 class Executor:
     """Runs segments of a schedule on one stage; between segments the pipe is empty."""
 
@@ -102,8 +107,11 @@ class Executor:
         actions, done = plan(batches), 0
         while (action := next(actions, None)) is not None:
             done += 1
-            stop_after = self._perform(action)
-            self._update.poll()
+            try:
+                stop_after = self._perform(action)
+                self._update.poll()
+            except RuntimeError as error:
+                raise StageFailure(self._place(action, done, first_batch)) from error
             if stop_after is not None and stop_after + 1 < first_batch + batches:
                 batches = stop_after + 1 - first_batch
                 self._end = (first_batch + batches) * self._compute.microbatches
@@ -111,6 +119,16 @@ class Executor:
         self._links.drain()
         assert not self._in_flight
         return batches
+
+    def _place(self, action: Action, number: int, first_batch: int) -> str:
+        """Where this rank is: for the message of a failure."""
+        batch = getattr(action, "batch", None)
+        if batch is None:
+            batch = action.microbatch // self._compute.microbatches  # type: ignore[union-attr]
+        return (
+            f"rank {dist.get_rank()} failed in {action}, batch {batch}, action {number} of the segment that began with "
+            f"batch {first_batch}"
+        )
 
     def _perform(self, action: Action) -> int | None:
         match action:

@@ -7,6 +7,7 @@ groups: within one NCCL communicator a pending receive in one direction would bl
 
 from collections import deque
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -60,7 +61,7 @@ class Link:
         assert self._posted is not None, "no receive was posted"
         work, buffer = self._posted
         self._posted = None
-        work.wait()
+        _wait(work, f"nothing arrived from rank {self._source}")
         return buffer
 
     def send(self, tensor: torch.Tensor | None) -> None:
@@ -82,7 +83,18 @@ class Link:
     def _complete(self, allowed: int) -> None:
         while len(self._sends) > allowed:
             work, _ = self._sends.popleft()
-            work.wait()
+            _wait(work, f"rank {self._destination} did not take what was sent")
+
+
+class LinkFailure(RuntimeError):
+    """A neighbor is gone or stuck; the message names it."""
+
+
+def _wait(work: dist.Work, otherwise: str) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise LinkFailure(f"{otherwise}: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +109,17 @@ class StageLinks:
         self.backward.drain()
 
 
-def connect(stage_ranks: list[int], stage: int, message: Message) -> StageLinks:
+def connect(stage_ranks: list[int], stage: int, message: Message, timeout: timedelta | None = None) -> StageLinks:
     """Link one stage with its neighbors. Collective: every rank of the job must call it.
 
     Args:
         stage_ranks: global ranks of this pipeline's stages in order.
         stage: index of this rank's stage.
         message: what travels between stages.
+        timeout: how long a neighbor may be silent; None for torch's default.
     """
-    forward_group, backward_group = _group_per_pipeline(stage_ranks), _group_per_pipeline(stage_ranks)
+    forward_group = _group_per_pipeline(stage_ranks, timeout)
+    backward_group = _group_per_pipeline(stage_ranks, timeout)
     previous = stage_ranks[stage - 1] if stage > 0 else None
     following = stage_ranks[stage + 1] if stage + 1 < len(stage_ranks) else None
     return StageLinks(
@@ -114,11 +128,11 @@ def connect(stage_ranks: list[int], stage: int, message: Message) -> StageLinks:
     )
 
 
-def _group_per_pipeline(stage_ranks: list[int]) -> dist.ProcessGroup:
+def _group_per_pipeline(stage_ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
     """A new group for each pipeline of the job; return this rank's."""
     pipelines: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(pipelines, stage_ranks)
     distinct = sorted({tuple(ranks) for ranks in pipelines})
-    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in distinct])
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in distinct], timeout=timeout)
     assert group is not None
     return group

@@ -5,7 +5,8 @@
 not its storage, so a backward (and its recomputation) sees whatever version is in use when it runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -40,6 +41,27 @@ class WeightVersions:
         assert version in self._alive, f"weight version {version} is not alive, only {self.alive}"
         self._point_at(self._alive[version])
         self._used = version
+
+    @property
+    def depth(self) -> int:
+        """How many updates old the weights are that coming batches may need."""
+        return 1
+
+    @contextmanager
+    def showing(self, age: int) -> Iterator[None]:
+        """Use the weights of `age` updates ago, or the oldest known, for a moment."""
+        used = self._used
+        self.use(max(self.newest - age, min(self._alive)))
+        try:
+            yield
+        finally:
+            self.use(used)
+
+    def fill(self) -> None:
+        """Before the first update: make the version before the newest alive, as a copy of it."""
+        assert self._spare is not None, "an update has been made already"
+        torch._foreach_copy_(self._spare, self._alive[self.newest])
+        self._alive[self.newest - 1], self._spare = self._spare, None
 
     def open_next(self) -> None:
         """Retire the older version and prepare its buffer, filled with the newest weights, for the next update.

@@ -11,13 +11,17 @@ import torch
 import torch.distributed as dist
 
 from megatron_async import megatron, rules
+from megatron_async.checkpoint.state import largest
+from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.optim import corrections
 from megatron_async.optim.oracle import DelayedWeights
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
+from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST, StopRequests
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps
 
 
@@ -47,6 +51,8 @@ class Loop:
         model, optimizer, scheduler: as Megatron's `setup_model_and_optimizer` returns them.
         forward_step: Megatron's forward step function.
         train_data, valid_data: iterators over micro-batches, None on ranks without data.
+        checkpoints: where the run has been loaded from and is saved to.
+        stops: requests to end early.
         metrics: where results go.
     """
 
@@ -60,10 +66,15 @@ class Loop:
         forward_step: Any,
         train_data: Any,
         valid_data: Any,
+        checkpoints: Checkpoints,
+        stops: StopRequests,
         metrics: Metrics,
     ) -> None:
         self._args, self.model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._forward_step, self._valid_data, self.metrics = forward_step, valid_data, metrics
+        self.checkpoints, self._stops = checkpoints, stops
+        self._stopping = False
+        self._skips = SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
         self._config = megatron.get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
@@ -75,18 +86,28 @@ class Loop:
         self._config.grad_scale_func = optimizer.scale_loss
         self._config.finalize_model_grads_func = megatron.finalize_model_grads
         self._steps = self._make_steps(train_data)
+        checkpoints.restore(self._steps.histories)
 
-    def run(self) -> None:
-        """Train to the end; evaluate and save on the way as Megatron's intervals say."""
+    def run(self) -> int:
+        """Train to the end; evaluate and save on the way as Megatron's intervals say.
+
+        Returns:
+            The exit status: finished, or stopped on request.
+
+        Raises:
+            TooManySkips: updates were skipped again and again.
+            JointError: a checkpoint could not be saved.
+        """
         args = self._args
         for chunk in self.model:
             chunk.train()
         batch, evaluated = args.iteration, None
-        while batch < args.train_iters:
+        while batch < args.train_iters and not self._stop_now():
             self._clock.resume()
             self._last_of_segment = self._next_stop(batch) - 1
             batch += self._steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
+            self._skips.check(self.checkpoints.saved)
             if self._evaluates and batch % args.eval_interval == 0:
                 self.evaluate(batch)
                 evaluated = batch
@@ -94,16 +115,31 @@ class Loop:
                 self._save(batch)
             if args.exit_interval and batch % args.exit_interval == 0:
                 break
+        if self._stopping and batch < args.train_iters:
+            return self._stop(batch)
         if self._evaluates and evaluated != batch:
             self.evaluate(batch)
-        if args.save and not (args.save_interval and batch % args.save_interval == 0):
-            self._save(batch)
+        self._save(batch)
         self.metrics.flush(wait=True)
+        return FINISHED
+
+    def _stop_now(self) -> bool:
+        """Whether any rank has been asked to end; the pipe is empty, so asking all of them costs nothing."""
+        self._stopping = self._stopping or bool(largest(self._stops.requested))
+        return self._stopping
+
+    def _stop(self, batch: int) -> int:
+        """Save after `batch` batches, because a signal or the time limit asked for it."""
+        self._save(batch)
+        self.metrics.flush(wait=True)
+        self.metrics.note(f"asked to end: stopped after iteration {batch} of {self._args.train_iters}")
+        return SAVED_ON_REQUEST if self._args.save or batch == 0 else ENDED_UNSAVED
 
     def evaluate(self, iteration: int) -> None:
         """Loss of the newest weights on the validation data."""
         self.metrics.flush(wait=True)
-        losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
+        with megatron.undisturbed_random_states():
+            losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         if losses:
             self.metrics.validation(iteration, losses["lm loss"].item())
@@ -156,9 +192,9 @@ class Loop:
             self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
     def _shared(self, batch: int) -> tuple[float, ...]:
-        """The share of the batch's time that this rank computed."""
+        """The share of the batch's time that this rank computed, and whether it has been asked to end."""
         elapsed = self._clock.complete(batch)
-        return (min(1.0, self.timeline.busy_since_last() / elapsed),)
+        return min(1.0, self.timeline.busy_since_last() / elapsed), float(self._stops.requested)
 
     def _updated(self, report: UpdateReport) -> int | None:
         args = self._args
@@ -167,7 +203,7 @@ class Loop:
             self._scheduler.step(increment=args.global_batch_size)
         args.consumed_train_samples += args.global_batch_size
         elapsed = self._clock.completed.pop(report.batch)
-        if report.batch == self._last_of_segment and report.shared:
+        if report.batch == self._last_of_segment:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
         self.metrics.batch(
             BatchNumbers(
@@ -176,16 +212,19 @@ class Loop:
                 learning_rate=float(learning_rate if learning_rate is not None else 0.0),
                 skipped=report.skipped,
                 elapsed=elapsed,
-                bubble_share=1.0 - report.shared[0] / self._world if report.shared else None,
+                bubble_share=1.0 - report.shared[0] / self._world,
             )
         )
-        return None
+        if report.skipped:
+            self.metrics.note(self._skips.skipped(report.batch, report.grad_norm))
+        else:
+            self._skips.applied()
+        self._stopping = self._stopping or report.shared[1] > 0
+        # On every stage, batches up to b+2 may have begun when b is updated: the earliest that all can stop after.
+        return report.batch + 2 if self._stopping or self._skips.too_many else None
 
     def _save(self, iteration: int) -> None:
-        megatron.save_checkpoint(
-            iteration,
-            self.model,
-            self._optimizer,
-            self._scheduler,
-            self._args.num_floating_point_operations_so_far,
-        )
+        """Save if there is a folder for it and something that is not in it yet."""
+        if self._args.save and iteration not in (0, self.checkpoints.saved):
+            self.metrics.flush(wait=True)
+            self.checkpoints.save(iteration, self._steps.histories)

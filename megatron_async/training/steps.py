@@ -3,12 +3,16 @@
 
 import argparse
 import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from megatron_async import megatron
+from megatron_async.checkpoint.state import History
 from megatron_async.optim.oracle import DelayedWeights
 from megatron_async.pipeline.executor import Compute, Executor, Hooks
 from megatron_async.pipeline.gradients import GradientGenerations
@@ -22,6 +26,10 @@ from megatron_async.training.phases import Phases
 
 class Steps(Protocol):
     """Runs consecutive batches and leaves the newest weights in use."""
+
+    @property
+    def histories(self) -> Sequence[History]:
+        """Older weights that coming batches need, for each model chunk; none in a synchronous run."""
 
     def run(self, first_batch: int, batches: int) -> int:
         """Run up to `batches` batches; return how many were run."""
@@ -54,6 +62,10 @@ class MegatronSteps:
         self._phases, self._oracle, self._hooks, self._timeline = phases, oracle, hooks, timeline
         self._forward_backward = megatron.get_forward_backward_func()
 
+    @property
+    def histories(self) -> Sequence[History]:
+        return [self._oracle] * len(self._model) if self._oracle else []
+
     def run(self, first_batch: int, batches: int) -> int:
         for batch in range(first_batch, first_batch + batches):
             stop_after = self._step(batch)
@@ -85,8 +97,9 @@ class MegatronSteps:
             skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer)
         if self._oracle is not None:
             self._oracle.record() if delayed else self._oracle.restart()
-        self._hooks.shared(batch)
-        return self._hooks.updated(UpdateReport(batch, grad_norm, skipped, ()))
+        shared = torch.tensor(self._hooks.shared(batch), dtype=torch.float64, device=megatron.device())
+        dist.all_reduce(shared)
+        return self._hooks.updated(UpdateReport(batch, grad_norm, skipped, tuple(shared.tolist())))
 
 
 class DelayedSteps:
@@ -141,6 +154,7 @@ class DelayedSteps:
                 torch.distributed.get_process_group_ranks(groups.pp),
                 stage,
                 Message(tuple(shape), config.pipeline_dtype, megatron.device()),
+                timedelta(minutes=args.distributed_timeout_minutes),
             ),
             weights=self.weights,
             gradients=gradients,
@@ -154,6 +168,10 @@ class DelayedSteps:
             hooks=hooks,
             timeline=timeline,
         )
+
+    @property
+    def histories(self) -> Sequence[History]:
+        return [self.weights]
 
     def run(self, first_batch: int, batches: int) -> int:
         end = self._phases.end_of_phase(first_batch, first_batch + batches)
