@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from megatron_async import megatron, platform, rules
+from megatron_async.checkpoint import compatibility
 from megatron_async.models import presets
 from megatron_async.platform import cpu
 
@@ -137,6 +138,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems += rules.after_megatron(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
+    # Megatron goes on to change some of them while it builds the model; a checkpoint is compared with these.
+    args._resolved = compatibility.arguments_as_json(args)
     return args
 
 

@@ -147,15 +147,22 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
             )
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
-    # The rate decays over the whole run where nothing else is said.
-    resolved = argparse.Namespace(**vars(args) | {"lr_decay_iters": args.lr_decay_iters or args.train_iters})
+    now, before = _learning_rate(vars(args)), _learning_rate(saved)
     for name in _LEARNING_RATE:
-        if name in saved and plain(getattr(resolved, name)) != saved[name]:
+        if name in before and now[name] != before[name]:
             yield (
-                f"--{name.replace('_', '-')} is {plain(getattr(resolved, name))}, but {path} was saved with "
-                f"{saved[name]}. Give the saved value, or say which counts: --override-opt-param-scheduler (this one) "
-                "or --use-checkpoint-opt-param-scheduler."
+                f"--{name.replace('_', '-')} is {now[name]}, but {path} was saved with {before[name]}. Give the saved "
+                "value, or say which counts: --override-opt-param-scheduler (this one) or "
+                "--use-checkpoint-opt-param-scheduler."
             )
+
+
+def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that shape the learning rate; it decays over the whole run where nothing else is said."""
+    values = {name: plain(arguments[name]) for name in _LEARNING_RATE if name in arguments}
+    if values.get("lr_decay_iters", 0) is None:
+        values["lr_decay_iters"] = arguments["train_iters"]
+    return values
 
 
 def plain(value: Any) -> Any:

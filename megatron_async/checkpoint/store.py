@@ -29,6 +29,9 @@ from megatron_async.checkpoint.state import (
     largest,
 )
 
+# What a manifest says of the state, beyond the arguments that the run was started with.
+_FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
+
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +149,7 @@ class Checkpoints:
             described = Manifest(
                 iteration=iteration,
                 files={name: entry for part in gathered for name, entry in part.items()},
-                arguments=compatibility.arguments_as_json(args),
+                arguments=args._resolved | {name: getattr(args, name) for name in _FACTS},
                 versions=self._versions,
                 wandb_run=wandb_run,
             )
