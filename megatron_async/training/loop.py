@@ -101,7 +101,7 @@ class Loop:
         args = self._args
         for chunk in self.model:
             chunk.train()
-        batch, evaluated = args.iteration, None
+        batch = evaluated = args.iteration  # a run that is resumed at its end has been evaluated there
         while batch < args.train_iters and not self._stop_now():
             self._clock.resume()
             self._last_of_segment = self._next_stop(batch) - 1
@@ -117,7 +117,7 @@ class Loop:
                 break
         if self._stopping and batch < args.train_iters:
             return self._stop(batch)
-        if self._evaluates and evaluated != batch:
+        if self._evaluates and batch >= args.train_iters and evaluated != batch:
             self.evaluate(batch)
         self._save(batch)
         self.metrics.flush(wait=True)
