@@ -16,7 +16,7 @@ from megatron_async.checkpoint import compatibility
 from megatron_async.models import presets
 from megatron_async.platform import cpu
 
-PIPELINE_SCHEDULES = ("1f1b", "2bw")
+PIPELINE_SCHEDULES = ("1f1b", "2bw", "wpipe", "pipedream")
 STALENESS_CORRECTIONS = ("none", "error-feedback")
 
 
@@ -46,7 +46,8 @@ class AsyncArguments:
     )
     pipeline_schedule: str = _option(
         "1f1b",
-        "1f1b is Megatron-Core's own, with a bubble in every batch; 2bw never drains, with gradients one step old.",
+        "1f1b is Megatron-Core's own, with a bubble in every batch. The others never drain: 2bw has gradients one step "
+        "old; wpipe only in the first half of the layers; pipedream, the original, P-1-s steps old on stage s.",
         choices=PIPELINE_SCHEDULES,
     )
     gradient_delay: str | None = _option(
@@ -129,6 +130,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             )
             setattr(args, name, value)
     args.device, args.device_sentence = device, sentence
+    if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
+        args.num_virtual_stages_per_pipeline_rank = 2
     megatron.rank_from_environment(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:

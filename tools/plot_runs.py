@@ -39,9 +39,7 @@ def _gap_table(runs: dict[str, report.Metrics], reference: str) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=_named_path, metavar="NAME=FILE", help="metrics files")
     parser.add_argument("--reference", help="run that gaps are measured against (default: the first)")
     parser.add_argument("--output", type=Path, default=Path("runs/plots"), help="folder (%(default)s)")

@@ -12,12 +12,8 @@ from megatron_async.data.prepare import PartCounts, prepare_corpus
 def main(arguments: list[str] | None = None) -> int:
     """Run the tool; return the exit status, 2 for input that cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--output", default="runs/data/stdlib", help="folder for the files (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--vocab-size", type=int, default=4096, help="tokens in the vocabulary (default: %(default)s)"
-    )
+    parser.add_argument("--output", default="runs/data/stdlib", help="folder for the files (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=int, default=4096, help="tokens in the vocabulary (default: %(default)s)")
     options = parser.parse_args(arguments)
     # Megatron warns of GPU libraries that are missing; data files need none.
     warnings.filterwarnings("ignore", module="megatron")

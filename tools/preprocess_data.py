@@ -59,9 +59,7 @@ def _report(progress: Progress) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_input(parser.add_argument_group("input"))
     _add_output(parser.add_argument_group("output"))
     _add_ignored(parser.add_argument_group("accepted for Megatron-LM's scripts, without effect"))
@@ -70,13 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--input", nargs="+", required=True, help="files, quoted patterns (** for folders) or folders"
-    )
+    group.add_argument("--input", nargs="+", required=True, help="files, quoted patterns (** for folders) or folders")
     group.add_argument("--input-format", choices=FORMATS, help="how to read them (default: by their names)")
-    group.add_argument(
-        "--json-keys", nargs="+", default=["text"], help="fields that hold text (default: text)"
-    )
+    group.add_argument("--json-keys", nargs="+", default=["text"], help="fields that hold text (default: text)")
     group.add_argument(
         "--text-unit",
         choices=TEXT_UNITS,
@@ -89,28 +83,18 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-prefix", required=True, help="path of the files without _KEY_document.bin")
-    group.add_argument(
-        "--append-eod", action="store_true", help="end each document with the end-of-document token"
-    )
+    group.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     group.add_argument("--workers", type=int, default=1, help="processes that tokenize (default: 1)")
-    group.add_argument(
-        "--log-interval", type=int, default=1000, help="documents between two reports (default: 1000)"
-    )
+    group.add_argument("--log-interval", type=int, default=1000, help="documents between two reports (default: 1000)")
 
 
 def _add_ignored(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--partitions", type=int, help="the work is shared between --workers without parting files"
-    )
-    group.add_argument(
-        "--keep-sequential-samples", action="store_true", help="the order is always the input's"
-    )
+    group.add_argument("--partitions", type=int, help="the work is shared between --workers without parting files")
+    group.add_argument("--keep-sequential-samples", action="store_true", help="the order is always the input's")
 
 
 def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tokenizer-type", required=True, help="for example HuggingFaceTokenizer or NullTokenizer"
-    )
+    group.add_argument("--tokenizer-type", required=True, help="for example HuggingFaceTokenizer or NullTokenizer")
     group.add_argument("--tokenizer-model", help="file or folder of the tokenizer")
     group.add_argument("--vocab-file")
     group.add_argument("--merge-file")

@@ -171,5 +171,9 @@ def plain(value: Any) -> Any:
 
 
 def arguments_as_json(args: argparse.Namespace) -> dict[str, Any]:
-    """All public arguments as JSON values, by name."""
-    return {name: plain(value) for name, value in sorted(vars(args).items()) if not name.startswith("_")}
+    """All public arguments as JSON values, by name; those that differ by rank are left out."""
+    return {
+        name: plain(value)
+        for name, value in sorted(vars(args).items())
+        if not name.startswith("_") and name not in ("rank", "local_rank")
+    }

@@ -129,17 +129,20 @@ def complete_optimizer_state(optimizer: megatron.MegatronOptimizer) -> None:
 
 
 def has_previous_update(optimizer: megatron.MegatronOptimizer) -> bool:
-    """Whether corrections have left a previous update in the state of every parameter of this rank."""
-    return all(
+    """Whether corrections have left a previous update in the state of some parameter of this rank."""
+    return any(
         PREVIOUS_UPDATE in state for inner in megatron.inner_optimizers(optimizer) for state in _states(inner.optimizer)
     )
 
 
 def expect_previous_update(optimizer: megatron.MegatronOptimizer) -> None:
-    """Make room in the optimizer's state for the previous update, to be loaded from a checkpoint that has one."""
+    """Give every parameter a previous update: a checkpoint describes the same tensors for all.
+
+    Zeros where there is none: to be loaded over, or for parameters without delay, which corrections leave alone.
+    """
     for inner in megatron.inner_optimizers(optimizer):
         for param in _params(inner.optimizer):
-            inner.optimizer.state[param][PREVIOUS_UPDATE] = torch.zeros_like(param)
+            inner.optimizer.state[param].setdefault(PREVIOUS_UPDATE, torch.zeros_like(param))
 
 
 def _fill_momentum(optimizer: torch.optim.Optimizer, config: Any) -> None:

@@ -58,6 +58,8 @@ class Checkpoints:
         self._loaded: list[SavedChunk] = []
         self.saved: int | None = None
         """Iteration of the newest checkpoint that this run has loaded or saved."""
+        self.scheduler_steps: Sequence[int] = ()
+        """Position in the learning-rate schedule for each model chunk, as loaded; a skipped update does not count."""
 
     def load(self) -> None:
         """Load what `--load` names into model, optimizer and scheduler; set `args.iteration`. Collective.
@@ -69,7 +71,8 @@ class Checkpoints:
             return
         found = self._find(Path(args.load)) if args.load else None
         saved = megatron.arguments_of(found.path) if found else {}
-        older, corrected = int(saved.get("older_weight_versions", 0)), bool(saved.get("has_previous_update", False))
+        older = int(saved.get("older_weight_versions", 0))
+        corrected = saved.get("has_previous_update", False) and delays(argparse.Namespace(**saved)) == delays(args)
         self._loaded = [SavedChunk(chunk, 0 if args.finetune else older) for chunk in self._model]
         complete_optimizer_state(self._optimizer)
         if corrected and args.staleness_correction != "none" and not args.no_load_optim and not args.finetune:
@@ -84,6 +87,7 @@ class Checkpoints:
             )
         complete_optimizer_state(self._optimizer)
         self.saved = args.iteration if found else None
+        self.scheduler_steps = saved.get("scheduler_steps", ())
 
     def restore(self, histories: Sequence[History]) -> None:
         """Hand the loaded older weight versions to a schedule, one history for each chunk."""
@@ -113,9 +117,11 @@ class Checkpoints:
         self._on_first_rank(lambda: folder.clean_staging(root), what)
         complete_optimizer_state(self._optimizer)
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
-        args.has_previous_update = largest(not has_previous_update(self._optimizer)) == 0 and (
-            args.staleness_correction != "none"
+        args.has_previous_update = args.staleness_correction != "none" and bool(
+            largest(has_previous_update(self._optimizer))
         )
+        if args.has_previous_update:
+            expect_previous_update(self._optimizer)
         histories = histories or [NoHistory()] * len(self._model)
         chunks = [
             SavedChunk(chunk, args.older_weight_versions, history)
@@ -202,6 +208,17 @@ class Checkpoints:
         with self._everywhere(what):
             if dist.get_rank() == 0:
                 action()
+
+
+def delays(args: argparse.Namespace) -> tuple[str, int]:
+    """Which parameters have delayed gradients: what a previous update can be handed on between."""
+    oracle = getattr(args, "gradient_delay", None)
+    kind, _, stages = str(oracle or getattr(args, "pipeline_schedule", "1f1b")).partition(":")
+    if kind == "wpipe":
+        return "wpipe", 2
+    if kind == "pipedream":
+        return "pipedream", int(stages or args.pipeline_model_parallel_size)
+    return "uniform", 1
 
 
 @contextlib.contextmanager

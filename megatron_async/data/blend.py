@@ -90,9 +90,7 @@ def missing_data_files(args: argparse.Namespace) -> list[str]:
         )
     if sources.per_split is not None:
         problems += [
-            f"{prefix}.idx lists no documents: nothing can be drawn from it."
-            for prefix, n in counts.items()
-            if not n
+            f"{prefix}.idx lists no documents: nothing can be drawn from it." for prefix, n in counts.items() if not n
         ]
         if sources.per_split[0] is None and not args.skip_train:
             problems.append(
@@ -113,9 +111,7 @@ def _exclusive(args: argparse.Namespace) -> list[str]:
             "--mock-data": args.mock_data,
             "--data-path": args.data_path is not None,
             "--data-args-path": args.data_args_path is not None,
-            "--train/valid/test-data-path": any(
-                getattr(args, f"{name}_data_path") is not None for name in SPLIT_NAMES
-            ),
+            "--train/valid/test-data-path": any(getattr(args, f"{name}_data_path") is not None for name in SPLIT_NAMES),
             "--per-split-data-args-path": args.per_split_data_args_path is not None,
         }.items()
         if value
@@ -218,8 +214,7 @@ def _file_problems(prefix: str, counts: dict[str, int]) -> list[str]:
         elif Path(f"{prefix}_text_document.idx").exists():
             hint = f" Did you mean {prefix}_text_document?"
         return [
-            f"data prefix {prefix}: {' and '.join(missing)} {'does' if len(missing) == 1 else 'do'} not "
-            f"exist.{hint}"
+            f"data prefix {prefix}: {' and '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist.{hint}"
         ]
     try:
         with open(f"{prefix}.idx", "rb") as file:

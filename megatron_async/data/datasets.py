@@ -78,9 +78,7 @@ def is_built_on_rank(args: argparse.Namespace, vp_stage: int | None = None) -> b
     if args.dataloader_inter_document_masking:
         return True
     where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
-    return bool(
-        parallel_state.is_pipeline_first_stage(**where) or parallel_state.is_pipeline_last_stage(**where)
-    )
+    return bool(parallel_state.is_pipeline_first_stage(**where) or parallel_state.is_pipeline_last_stage(**where))
 
 
 def dataset_config(

@@ -34,9 +34,7 @@ class IndexedWriter:
         self._vocab_size = vocab_size
         self._temporary = f"{prefix}.writing-{os.getpid()}"
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        self._builder = IndexedDatasetBuilder(
-            get_bin_path(self._temporary), dtype=DType.optimal_dtype(vocab_size)
-        )
+        self._builder = IndexedDatasetBuilder(get_bin_path(self._temporary), dtype=DType.optimal_dtype(vocab_size))
 
     def add(self, ids: ArrayLike) -> None:
         """Add one document.

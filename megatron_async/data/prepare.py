@@ -114,13 +114,9 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call."
-        )
+        raise ValueError(f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call.")
     foreign = (
-        sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES)
-        if folder.exists()
-        else []
+        sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES) if folder.exists() else []
     )
     if foreign:
         raise ValueError(

@@ -180,11 +180,7 @@ def _checked_tokenizer(args: argparse.Namespace, options: PreprocessOptions, pro
         return None
     # A hub name has the form owner/name. Anything longer is a path, and looking for it on the hub would take
     # a while.
-    if (
-        model is not None
-        and not Path(model).exists()
-        and (model.startswith((".", "/", "~")) or model.count("/") > 1)
-    ):
+    if model is not None and not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         problems.add(f"--tokenizer-model {model} does not exist.")
         return None
     try:
@@ -194,9 +190,7 @@ def _checked_tokenizer(args: argparse.Namespace, options: PreprocessOptions, pro
         problems.add(f"{name}{f' --tokenizer-model {model}' if model else ''} cannot be built: {error}.")
         return None
     if eod is None:
-        problems.add(
-            f"{name} has no end-of-document token: leave --append-eod out or take another tokenizer."
-        )
+        problems.add(f"{name} has no end-of-document token: leave --append-eod out or take another tokenizer.")
     return tokenizer
 
 
@@ -214,12 +208,9 @@ def _write(
     done = Progress()
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(IndexedWriter(options.output(key), tokenizer.vocab_size))
-            for key in options.read.keys
+            stack.enter_context(IndexedWriter(options.output(key), tokenizer.vocab_size)) for key in options.read.keys
         ]
-        encoded = _encoded(
-            _records(sources, options.read, problems), Encoder(tokenizer, options.append_eod), options
-        )
+        encoded = _encoded(_records(sources, options.read, problems), Encoder(tokenizer, options.append_eod), options)
         for record, result in encoded:
             if isinstance(result, str):
                 problems.add(result)

@@ -95,9 +95,7 @@ def resolve_sources(inputs: Iterable[str], chosen: Format | None, problems: Prob
 def check_source(source: Source, options: ReadOptions, problems: Problems) -> None:
     """Look at the beginning of a source: can it be opened, does it have the keys?"""
     if source.format == "text" and options.keys != ("text",):
-        problems.add(
-            f"{source.path} is plain text, which has the key text only, not {', '.join(options.keys)}."
-        )
+        problems.add(f"{source.path} is plain text, which has the key text only, not {', '.join(options.keys)}.")
         return
     # One record tells enough; whatever is wrong further on is found while reading.
     next(read_records(source, options, problems), None)
@@ -128,9 +126,7 @@ def _expand(name: str, chosen: Format | None, problems: Problems) -> Iterator[tu
     for path in paths:
         kind = chosen or _recognize(path)
         if kind is None:
-            problems.add(
-                f"{path}: the format is not clear from its name; give --input-format ({', '.join(FORMATS)})."
-            )
+            problems.add(f"{path}: the format is not clear from its name; give --input-format ({', '.join(FORMATS)}).")
         elif kind != "dataset" and Path(path).is_dir():
             problems.add(f"{path} is a folder: for {kind} name its files, for example '{path}/*'.")
         else:
@@ -171,9 +167,7 @@ def _json_lines(source: Source, options: ReadOptions, problems: Problems) -> Ite
                 problems.add(f"{where}: one JSON object a line is needed, found {type(value).__name__}.")
 
 
-def _record(
-    where: str, fields: Mapping[str, Any], keys: Sequence[str], problems: Problems
-) -> Iterator[Record]:
+def _record(where: str, fields: Mapping[str, Any], keys: Sequence[str], problems: Problems) -> Iterator[Record]:
     bad = False
     for key in keys:
         if key not in fields:
@@ -243,6 +237,4 @@ def _load(source: Source, options: ReadOptions) -> Any:
     folder = Path(source.path)
     if any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
         return datasets.load_from_disk(source.path)
-    return datasets.load_dataset(
-        source.path, options.dataset_config, split=options.dataset_split, streaming=True
-    )
+    return datasets.load_dataset(source.path, options.dataset_config, split=options.dataset_split, streaming=True)

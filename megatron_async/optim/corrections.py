@@ -68,8 +68,9 @@ class ErrorFeedback:
 
 
 def _params(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Parameters with delayed gradients; those without are left alone."""
     for group in optimizer.param_groups:
-        yield from group["params"]
+        yield from (param for param in group["params"] if getattr(param, "gradient_delay", 1) > 0)
 
 
 def make(name: str, strength: float, optimizer: megatron.MegatronOptimizer) -> ErrorFeedback | None:

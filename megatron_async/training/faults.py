@@ -10,7 +10,7 @@ class TooManySkips(RuntimeError):
 
 
 class SkippedUpdates:
-    """Counts updates in a row that were left out because a gradient was not finite; the same on every rank.
+    """Counts updates in a row that were left out because a gradient was not finite.
 
     Args:
         limit: number in a row at which training stops.
@@ -21,11 +21,11 @@ class SkippedUpdates:
         self._limit, self._batch_size = limit, global_batch_size
         self._row: list[int] = []
 
-    def skipped(self, batch: int, grad_norm: float) -> str:
+    def skipped(self, batch: int) -> str:
         """Note that the update of `batch` was left out; return a line for the log."""
         self._row.append(batch)
         return (
-            f"iteration {batch + 1}: update skipped, gradient norm {grad_norm}; "
+            f"iteration {batch + 1}: update skipped, its gradient is not finite; "
             f"samples {samples(batch, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
         )
 
@@ -38,24 +38,21 @@ class SkippedUpdates:
     def too_many(self) -> bool:
         return len(self._row) >= self._limit
 
-    def check(self, saved: int | None) -> None:
-        """Stop training if there were too many.
+    def error(self, saved: int | None) -> TooManySkips:
+        """Why training stops.
 
         Args:
-            saved: iteration of the newest checkpoint, for the message.
-
-        Raises:
-            TooManySkips: there were.
+            saved: iteration of the newest checkpoint.
         """
-        if self.too_many:
-            first, last = self._row[0], self._row[-1]
-            raise TooManySkips(
-                f"{len(self._row)} updates in a row were skipped because a gradient was not finite (iterations "
-                f"{first + 1} to {last + 1}, samples {samples(first, self._batch_size, last)}; the limit is "
-                f"--max-consecutive-skips {self._limit}). The newest checkpoint is that of iteration "
-                f"{'none' if saved is None else saved}. Look at these samples, lower --lr, or start further back with "
-                "--ckpt-step."
-            )
+        if not self._row:
+            return TooManySkips("another stage has skipped too many updates in a row; see its message")
+        first, last = self._row[0], self._row[-1]
+        return TooManySkips(
+            f"{len(self._row)} updates in a row were skipped because a gradient was not finite (iterations {first + 1} "
+            f"to {last + 1}, samples {samples(first, self._batch_size, last)}; the limit is --max-consecutive-skips "
+            f"{self._limit}). The newest checkpoint is that of iteration {'none' if saved is None else saved}. Look at "
+            "these samples, lower --lr, or start further back with --ckpt-step."
+        )
 
 
 def samples(batch: int, global_batch_size: int, last: int | None = None) -> str:

@@ -2,6 +2,7 @@
 """The step loop: segments of batches between known drains, with evaluation, checkpoints and logging in between."""
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ import torch.distributed as dist
 from megatron_async import megatron, rules
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
-from megatron_async.optim import corrections
-from megatron_async.optim.oracle import DelayedWeights
+from megatron_async.optim import corrections, oracle
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
@@ -22,7 +22,7 @@ from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST, StopRequests
-from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps
+from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
 
 
 @dataclass(slots=True)
@@ -80,6 +80,12 @@ class Loop:
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
         self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
+        self._optimizers = _by_chunk(args, optimizer)
+        self._schedulers = [megatron.scheduler_for(scheduler, chunk) for chunk in self._optimizers]
+        for own, steps in zip(self._schedulers, checkpoints.scheduler_steps, strict=False):
+            own.step(increment=steps - own.num_steps)
+        self._reports: dict[int, list[UpdateReport]] = {}
+        self._learning_rates: dict[int, float] = {}
         self._clock = _Clock()
         self._last_of_segment = -1
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
@@ -102,16 +108,15 @@ class Loop:
         for chunk in self.model:
             chunk.train()
         batch = evaluated = args.iteration  # a run that is resumed at its end has been evaluated there
-        while batch < args.train_iters and not self._stop_now():
+        while batch < args.train_iters and not self._agree_to_stop():
             self._clock.resume()
             self._last_of_segment = self._next_stop(batch) - 1
             batch += self._steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
-            self._skips.check(self.checkpoints.saved)
             if self._evaluates and batch % args.eval_interval == 0:
                 self.evaluate(batch)
                 evaluated = batch
-            if args.save and args.save_interval and batch % args.save_interval == 0:
+            if args.save_interval and batch % args.save_interval == 0:
                 self._save(batch)
             if args.exit_interval and batch % args.exit_interval == 0:
                 break
@@ -123,9 +128,15 @@ class Loop:
         self.metrics.flush(wait=True)
         return FINISHED
 
-    def _stop_now(self) -> bool:
-        """Whether any rank has been asked to end; the pipe is empty, so asking all of them costs nothing."""
-        self._stopping = self._stopping or bool(largest(self._stops.requested))
+    def _agree_to_stop(self) -> bool:
+        """Whether any rank has been asked to end. The pipe is empty, so asking all of them costs next to nothing.
+
+        Raises:
+            TooManySkips: on every rank, if one has skipped too many updates in a row.
+        """
+        if largest(self._skips.too_many):
+            raise self._skips.error(self.checkpoints.saved)
+        self._stopping = bool(largest(self._stopping or self._stops.requested))
         return self._stopping
 
     def _stop(self, batch: int) -> int:
@@ -159,72 +170,92 @@ class Loop:
         return min([args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)])
 
     def _make_steps(self, train_data: Any) -> Steps:
-        common: dict[str, Any] = {
-            "args": self._args,
-            "model": self.model,
-            "optimizer": self._optimizer,
-            "forward_step": self._forward_step,
-            "data_iterator": train_data,
-            "phases": self._phases,
-            "hooks": Hooks(
-                losses=self._losses,
-                before_update=self._before_update,
-                shared=self._shared,
-                updated=self._updated,
+        args = self._args
+        training = Training(
+            args=args,
+            model=self.model,
+            optimizers=self._optimizers,
+            forward_step=self._forward_step,
+            data_iterators=train_data if isinstance(train_data, list) else [train_data],
+            phases=self._phases,
+            hooks=Hooks(
+                losses=self._losses, before_update=self._before_update, shared=self._shared, updated=self._updated
             ),
-            "timeline": self.timeline,
-        }
-        if self._args.pipeline_schedule == "1f1b":
-            return MegatronSteps(**common, oracle=self._make_oracle())
-        return DelayedSteps(**common, newest_version=self._args.iteration)
-
-    def _make_oracle(self) -> DelayedWeights | None:
-        if self._args.gradient_delay is None:
-            return None
-        delay = int(self._args.gradient_delay)
-        return DelayedWeights({param: delay for chunk in self.model for param in chunk.parameters()})
+            timeline=self.timeline,
+        )
+        if args.pipeline_schedule != "1f1b":
+            return DelayedSteps(training, newest_version=args.iteration)
+        if args.gradient_delay is None:
+            return MegatronSteps(training, None)
+        (model,) = megatron.unwrap_model(self.model)
+        return MegatronSteps(training, oracle.make(args.gradient_delay, model, args.num_layers))
 
     def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         self.metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
 
-    def _before_update(self, batch: int) -> None:
+    def _before_update(self, chunk: int, batch: int) -> None:
         if self._correction is not None:
             self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
-    def _shared(self, batch: int) -> tuple[float, ...]:
-        """The share of the batch's time that this rank computed, and whether it has been asked to end."""
+    def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
+        """The share of the batch's time that this rank computed, and whether it wants to end; once for a batch."""
+        if chunk != 0:
+            return 0.0, 0.0
         elapsed = self._clock.complete(batch)
-        return min(1.0, self.timeline.busy_since_last() / elapsed), float(self._stops.requested)
+        wants_to_end = self._stops.requested or self._skips.too_many
+        return min(1.0, self.timeline.busy_since_last() / elapsed), float(wants_to_end)
 
     def _updated(self, report: UpdateReport) -> int | None:
-        args = self._args
-        learning_rate = megatron.get_canonical_lr_for_logging(self._optimizer.param_groups)
+        args, batch = self._args, report.batch
+        self._learning_rates[batch] = self._learning_rate(report.chunk)
         if not report.skipped:
-            self._scheduler.step(increment=args.global_batch_size)
-        args.consumed_train_samples += args.global_batch_size
-        elapsed = self._clock.completed.pop(report.batch)
-        if report.batch == self._last_of_segment:
+            self._schedulers[report.chunk].step(increment=args.global_batch_size)
+        reports = self._reports.setdefault(batch, [])
+        reports.append(report)
+        if len(reports) == len(self._optimizers):
+            self._complete(self._reports.pop(batch))
+        if report.shared[1] == 0:
+            return None
+        # So many batches may have begun on some stage when this one is updated: the earliest that all can stop after.
+        return batch + max(2, self._args.pipeline_model_parallel_size - 1)
+
+    def _complete(self, reports: Sequence[UpdateReport]) -> None:
+        """Every chunk of this rank has had its update of a batch."""
+        batch = reports[0].batch
+        self._args.consumed_train_samples += self._args.global_batch_size
+        elapsed = self._clock.completed.pop(batch)
+        busy, skipped = sum(report.shared[0] for report in reports), any(report.skipped for report in reports)
+        if batch == self._last_of_segment:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
         self.metrics.batch(
             BatchNumbers(
-                iteration=report.batch + 1,
-                grad_norm=report.grad_norm,
-                learning_rate=float(learning_rate if learning_rate is not None else 0.0),
-                skipped=report.skipped,
+                iteration=batch + 1,
+                grad_norm=math.hypot(*(report.grad_norm for report in reports)),
+                learning_rate=self._learning_rates.pop(batch),
+                skipped=skipped,
                 elapsed=elapsed,
-                bubble_share=1.0 - report.shared[0] / self._world,
+                bubble_share=1.0 - busy / self._world,
             )
         )
-        if report.skipped:
-            self.metrics.note(self._skips.skipped(report.batch, report.grad_norm))
+        if skipped:
+            self.metrics.note(self._skips.skipped(batch))
         else:
             self._skips.applied()
-        self._stopping = self._stopping or report.shared[1] > 0
-        # On every stage, batches up to b+2 may have begun when b is updated: the earliest that all can stop after.
-        return report.batch + 2 if self._stopping or self._skips.too_many else None
+
+    def _learning_rate(self, chunk: int) -> float:
+        rate = megatron.get_canonical_lr_for_logging(self._optimizers[chunk].param_groups)
+        return 0.0 if rate is None else float(rate)
 
     def _save(self, iteration: int) -> None:
         """Save if there is a folder for it and something that is not in it yet."""
-        if self._args.save and iteration not in (0, self.checkpoints.saved):
-            self.metrics.flush(wait=True)
-            self.checkpoints.save(iteration, self._steps.histories)
+        if not self._args.save or iteration in (0, self.checkpoints.saved):
+            return
+        self.metrics.flush(wait=True)
+        self._scheduler.num_steps = self._schedulers[0].num_steps
+        self._args.scheduler_steps = [scheduler.num_steps for scheduler in self._schedulers]
+        self.checkpoints.save(iteration, self._steps.histories)
+
+
+def _by_chunk(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[megatron.MegatronOptimizer]:
+    """The optimizers that are stepped separately: one for each chunk under WPipe, else one for all."""
+    return list(optimizer.chained_optimizers) if args.pipeline_schedule == "wpipe" else [optimizer]

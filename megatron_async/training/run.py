@@ -2,6 +2,7 @@
 """From checked arguments to a finished run: Megatron's building blocks in order."""
 
 import argparse
+import contextlib
 import os
 import platform
 from collections.abc import Iterator
@@ -54,13 +55,14 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
         print(f"> {args.device_sentence}", flush=True)
     megatron.update_train_iters(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
-    model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
+    with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
+        model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
+    megatron.complete_layer_wise(optimizer, container.optimizer)
     checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
     with megatron.undisturbed_random_states():  # loaders draw from the training's generators
-        iterators = megatron.build_train_valid_test_data_iterators(_dataset_provider(args))
-    train_data, valid_data = (None if data is None else _Undisturbing(data) for data in iterators[:2])
+        train_data, valid_data = _data_iterators(args)
     return Loop(
         args=args,
         model=model,
@@ -107,10 +109,20 @@ def _continue_wandb(args: argparse.Namespace) -> None:
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
-def _dataset_provider(args: argparse.Namespace) -> Any:
-    provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer())
-    provider.is_distributed = True  # type: ignore[attr-defined]
-    return provider
+def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
+
+    def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
+        provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer(), vp_stage=vp_stage)
+        provider.is_distributed = True  # type: ignore[attr-defined]
+        iterators = megatron.build_train_valid_test_data_iterators(provider)
+        return tuple(None if data is None else _Undisturbing(data) for data in iterators)  # type: ignore[return-value]
+
+    if args.virtual_pipeline_model_parallel_size is None:
+        train, valid, _ = build(None)
+        return train, valid
+    stages = [build(vp_stage) for vp_stage in range(args.virtual_pipeline_model_parallel_size)]
+    return [train for train, _, _ in stages], [valid for _, valid, _ in stages]
 
 
 def _metrics(args: argparse.Namespace) -> Metrics:

@@ -94,8 +94,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         log = Path(self._folder.name) / f"rank{rank}.log"
-        # Not daemons: Megatron writes checkpoints from child processes. A worker ends when its pipe closes.
-        process = context.Process(target=_serve, args=(theirs, str(log)))
+        process = context.Process(target=_serve, args=(theirs, str(log)), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, ours, log)

@@ -24,7 +24,7 @@ BATCHES = 6
 
 
 def train(pool: Pool, arguments: str, ranks: int) -> list[Outcome]:
-    return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=ranks)
+    return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=ranks, timeout=600)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 """The repository itself: set-up, pinned versions, licence lines, paths in the README, the SLURM scripts."""
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -32,6 +34,15 @@ def repository_files() -> list[Path]:
         folders[:] = [name for name in folders if name not in GENERATED and not name.endswith("_cache")]
         found += [Path(folder) / name for name in names]
     return found
+
+
+def load_script(path: Path) -> ModuleType:
+    """Imports a script that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_command(folder: Path, name: str, body: str) -> Path:
@@ -161,9 +172,7 @@ def make_setup(copy: Path, **environment: str) -> tuple[int, list[str]]:
     log = copy.parent / "log"
     log.write_text("", encoding="utf-8")
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": str(copy.parent / "interpreter"), **environment}
-    done = subprocess.run(
-        ["make", "setup"], cwd=copy, env=variables, capture_output=True, text=True, timeout=30
-    )
+    done = subprocess.run(["make", "setup"], cwd=copy, env=variables, capture_output=True, text=True, timeout=30)
     return done.returncode, log.read_text(encoding="utf-8").split()
 
 
@@ -204,18 +213,14 @@ def install_requires() -> list[Requirement]:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
     )
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    texts = (
-        ast.literal_eval(keywords["install_requires"]) + ast.literal_eval(keywords["extras_require"])["dev"]
-    )
+    texts = ast.literal_eval(keywords["install_requires"]) + ast.literal_eval(keywords["extras_require"])["dev"]
     return [Requirement(text) for text in texts]
 
 
 def constraints() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^\s@/]+", pin) for pin in pins), (
-        "only exact pins from the index"
-    )
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^\s@/]+", pin) for pin in pins), "only exact pins from the index"
     return {canonicalize_name(name): pinned for name, pinned in (pin.split("==") for pin in pins)}
 
 
@@ -367,9 +372,7 @@ def test_slurm_ports_differ_between_jobs_and_avoid_ephemeral_ones(tmp_path: Path
         ({"SLURM_SUBMIT_DIR": "/"}, "submit from the repository's root"),
     ],
 )
-def test_slurm_script_refuses_what_it_cannot_resolve(
-    tmp_path: Path, variables: dict[str, str], complaint: str
-) -> None:
+def test_slurm_script_refuses_what_it_cannot_resolve(tmp_path: Path, variables: dict[str, str], complaint: str) -> None:
     done = slurm(tmp_path, "--lr", "1e-3", **variables)
     assert done.returncode == 2
     assert complaint in done.stderr
@@ -435,12 +438,29 @@ time.sleep(60)
 """
 
 
+launch = load_script(ROOT / "examples" / "slurm" / "launch.py")
+
+
 def launcher(*arguments: str) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     script = str(ROOT / "examples" / "slurm" / "launch.py")
     return [sys.executable, script, "--nproc-per-node", "2", "--master-port", str(port), *arguments]
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ([(5, 85)], 85),
+        ([(5, -15), (5, 85)], 85),
+        ([(4, -9), (5, 85)], 137),
+        ([(6, 1), (5, 85), (6, -15)], 85),
+        ([(5, -15)], 143),
+    ],
+)
+def test_launcher_reports_the_worker_that_ended_first(failures: list[tuple[int, int]], status: int) -> None:
+    assert launch._status(failures) == status
 
 
 @pytest.mark.distributed

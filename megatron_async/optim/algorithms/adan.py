@@ -95,8 +95,6 @@ class Adan(StepwiseOptimizer):
         if not group["proximal"]:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         torch._foreach_addcdiv_(params, means, roots, [-lr / (1 - beta1**step) for step in steps])
-        torch._foreach_addcdiv_(
-            params, diff_means, roots, [-lr * beta2 / (1 - beta2**step) for step in steps]
-        )
+        torch._foreach_addcdiv_(params, diff_means, roots, [-lr * beta2 / (1 - beta2**step) for step in steps])
         if group["proximal"]:
             torch._foreach_div_(params, 1 + lr * group["weight_decay"])

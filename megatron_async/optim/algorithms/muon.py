@@ -119,9 +119,7 @@ class Muon(EagerState, OrthogonalizedOptimizer):
         "momentum": ranges.DECAY,
         "weight_decay": ranges.NON_NEGATIVE,
         "nesterov": ranges.FLAG,
-        "coefficient_type": ranges.Choice(
-            ("simple", "quintic", "polar_express", "cans", "aol", "deepseekv4")
-        ),
+        "coefficient_type": ranges.Choice(("simple", "quintic", "polar_express", "cans", "aol", "deepseekv4")),
         "num_ns_steps": ranges.Count(1),
         "scale_mode": ranges.Choice(("spectral", "shape_scaling", "unit_rms_norm")),
         "fp32_matmul_prec": ranges.Choice(("highest", "high", "medium")),
@@ -160,9 +158,7 @@ class Muon(EagerState, OrthogonalizedOptimizer):
         self.scale_mode = values.get("scale_mode")
 
         def scaled_orthogonalize(x: Tensor) -> Tensor:
-            orthogonal = newton_schulz(
-                x, steps=values["num_ns_steps"], coefficient_type=values["coefficient_type"]
-            )
+            orthogonal = newton_schulz(x, steps=values["num_ns_steps"], coefficient_type=values["coefficient_type"])
             return cast(Tensor, orthogonal * self.scale(x.size(-2), x.size(-1)))
 
         # Named, not super(): the next class may be Megatron's, whose constructor takes other arguments.
@@ -193,9 +189,7 @@ class Muon(EagerState, OrthogonalizedOptimizer):
 
     def orthogonalize(self, p: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
         """Orthogonalize and scale the momentum ``grad`` of the parameter ``p``; called by the loop."""
-        return cast(
-            Tensor, super().orthogonalize(p, rescale(grad, self.largest_magnitude(p, grad)), **kwargs)
-        )
+        return cast(Tensor, super().orthogonalize(p, rescale(grad, self.largest_magnitude(p, grad)), **kwargs))
 
     def largest_magnitude(self, p: Tensor, x: Tensor) -> Tensor:
         """Hook: largest magnitude in the whole matrix of which ``x`` is this rank's shard.

@@ -29,9 +29,7 @@ def neuron_mean_square(update: Tensor) -> Tensor:
     return update.square().mean(dim=-1, keepdim=True)
 
 
-def divide_by_neuron_rms(
-    update: Tensor, moment2: Tensor, mean_square: Tensor, *, beta2: float, eps: float
-) -> Tensor:
+def divide_by_neuron_rms(update: Tensor, moment2: Tensor, mean_square: Tensor, *, beta2: float, eps: float) -> Tensor:
     """Take this step's mean squares into ``moment2`` (in place, (..., 1)) and divide each row by its root."""
     moment2.lerp_(mean_square, 1 - beta2)
     return update / (moment2.sqrt() + eps)

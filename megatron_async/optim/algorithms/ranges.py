@@ -61,11 +61,7 @@ class Several:
     each: Range
 
     def __contains__(self, value: object) -> bool:
-        return (
-            isinstance(value, tuple | list)
-            and len(value) == self.count
-            and all(v in self.each for v in value)
-        )
+        return isinstance(value, tuple | list) and len(value) == self.count and all(v in self.each for v in value)
 
     def __str__(self) -> str:
         return f"{self.count} values in {self.each}"
@@ -87,9 +83,7 @@ def check(optimizer: str, rules: Mapping[str, Rule], values: Mapping[str, object
         ValueError: naming each value outside its range, with the range.
     """
     problems = [
-        f"{name} = {values[name]!r}, allowed: {rule}"
-        for name, rule in rules.items()
-        if values[name] not in rule
+        f"{name} = {values[name]!r}, allowed: {rule}" for name, rule in rules.items() if values[name] not in rule
     ]
     if problems:
         raise ValueError(f"{optimizer}: " + "; ".join(problems))

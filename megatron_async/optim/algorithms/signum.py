@@ -38,9 +38,7 @@ class Signum(StepwiseOptimizer):
         "weight_decay": ranges.NON_NEGATIVE,
     }
 
-    def __init__(
-        self, params: ParamsT, *, lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.1
-    ) -> None:
+    def __init__(self, params: ParamsT, *, lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         ranges.check("Signum", self.RULES, defaults)
         super().__init__(params, defaults)

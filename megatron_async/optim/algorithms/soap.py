@@ -100,9 +100,7 @@ class Soap(StepwiseOptimizer):
 
     def state_shapes(self, param: Tensor) -> dict[str, Shape]:
         if param.ndim != 2:
-            raise ValueError(
-                f"Soap steps on matrices; got a parameter of shape {tuple(param.shape)}: give it to AdamW"
-            )
+            raise ValueError(f"Soap steps on matrices; got a parameter of shape {tuple(param.shape)}: give it to AdamW")
         rows, columns = param.shape
         moments = {"exp_avg": (rows, columns), "exp_avg_sq": (rows, columns)}
         left, right = (rows, rows), (columns, columns)
@@ -135,9 +133,7 @@ class Soap(StepwiseOptimizer):
             refreshed = soap_utils.get_eigenbasis_eigh(factors)
         elif count % group["precondition_frequency"] == 0:
             # The second moment belongs to the basis' columns and is put in their new order.
-            ordered, moment2 = soap_utils.sort_eigenbasis_by_approx_eigvals(
-                factors, bases, state["exp_avg_sq"]
-            )
+            ordered, moment2 = soap_utils.sort_eigenbasis_by_approx_eigvals(factors, bases, state["exp_avg_sq"])
             state["exp_avg_sq"].copy_(moment2)
             refreshed = soap_utils.get_eigenbasis_qr(factors, ordered)
         else:

@@ -20,9 +20,7 @@ def write_data(prefix: Path, documents: int, tokens: int = 10) -> str:
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, str]:
-    return {
-        name: write_data(tmp_path / name, count) for name, count in {"a": 1000, "b": 1000, "tiny": 3}.items()
-    }
+    return {name: write_data(tmp_path / name, count) for name, count in {"a": 1000, "b": 1000, "tiny": 3}.items()}
 
 
 def test_good_arguments(data: dict[str, str], make_arguments: MakeArguments) -> None:

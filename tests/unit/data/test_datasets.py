@@ -42,9 +42,7 @@ def data(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def build(
-    make: MakeArguments, words: tuple[str, ...], samples: tuple[int | None, ...]
-) -> tuple[Any, Any, Any]:
+def build(make: MakeArguments, words: tuple[str, ...], samples: tuple[int | None, ...]) -> tuple[Any, Any, Any]:
     return train_valid_test_datasets(make(*TOKENIZER, *words), samples)
 
 
@@ -152,9 +150,7 @@ def test_no_set_runs_out(weights: tuple[float, ...]) -> None:
         targets = np.ceil(samples * np.asarray(shares))
         total = int(targets.sum())
         index = np.zeros(total, dtype=np.int16)
-        helpers.build_blending_indices(
-            index, np.zeros(total, dtype=np.int64), shares, len(shares), total, False
-        )
+        helpers.build_blending_indices(index, np.zeros(total, dtype=np.int64), shares, len(shares), total, False)
         drawn = np.bincount(index, minlength=len(shares))
         assert np.all(drawn <= np.ceil(targets * (1 + surplus))), samples
 
@@ -181,9 +177,7 @@ def cached(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
 
 
-def test_cache_hit_and_stale_data(
-    tmp_path: Path, data: dict[str, str], make_arguments: MakeArguments
-) -> None:
+def test_cache_hit_and_stale_data(tmp_path: Path, data: dict[str, str], make_arguments: MakeArguments) -> None:
     cache = tmp_path / "cache"
     words = ("--train-data-path", data["a"], "--data-cache-path", str(cache))
     build(make_arguments, words, (30, 0, 0))

@@ -86,9 +86,7 @@ def test_damaged_folder_is_rebuilt(tmp_path: Path, damage: str) -> None:
     assert contents(folder) == good
 
 
-def test_interrupted_build_leaves_nothing_that_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_build_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_sources(tmp_path / "sources", 8)
 
     def killed(*_: object) -> None:
@@ -97,9 +95,7 @@ def test_interrupted_build_leaves_nothing_that_counts(
     context = multiprocessing.get_context("fork")
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "_write_part", killed)
-        process = context.Process(
-            target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root}
-        )
+        process = context.Process(target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root})
         process.start()
         process.join(30)
     assert process.exitcode == 9

@@ -55,9 +55,7 @@ def test_training_is_deterministic(tmp_path: Path, source_root: Path) -> None:
         save_tokenizer(train_tokenizer(texts, 400), tmp_path / name)
     files = ("tokenizer.json", "tokenizer_config.json")
     assert all((tmp_path / "first" / f).read_bytes() == (tmp_path / "second" / f).read_bytes() for f in files)
-    assert (
-        json.loads((tmp_path / "first" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
-    )
+    assert json.loads((tmp_path / "first" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
 
 
 def test_merges_are_learned_up_to_the_size() -> None:

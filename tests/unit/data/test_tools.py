@@ -57,9 +57,7 @@ def test_preprocess_reports_and_exits_with_2(tmp_path: Path, capsys: pytest.Capt
     )
     error = capsys.readouterr().err
     assert status == 2
-    assert (
-        "absent.jsonl does not exist" in error and "needs --vocab-size" in error and "Traceback" not in error
-    )
+    assert "absent.jsonl does not exist" in error and "needs --vocab-size" in error and "Traceback" not in error
     assert not list(tmp_path.iterdir())
 
 

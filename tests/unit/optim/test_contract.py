@@ -133,9 +133,7 @@ def test_a_step_leaves_the_gradients_alone(info: OptimizerInfo) -> None:
         assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True) if p.grad is not None)
 
 
-@pytest.mark.parametrize(
-    "info", [info for info in OPTIMIZERS if info.name != "sgd"], ids=lambda info: info.name
-)
+@pytest.mark.parametrize("info", [info for info in OPTIMIZERS if info.name != "sgd"], ids=lambda info: info.name)
 def test_weight_decay_is_decoupled_and_takes_the_plain_learning_rate(info: OptimizerInfo) -> None:
     """With and without decay the weights differ by lr wd W after a step, and by nothing else."""
     weights = torch.randn(6, 10)
@@ -183,10 +181,7 @@ def test_a_step_reads_nothing_but_step_counters(info: OptimizerInfo) -> None:
     with reads() as read:
         train(optimizer, params, 1, seed=1)
     on_host = [
-        optimizer.state[p][name]
-        for p in params
-        for name in ("step", "mu_product")
-        if name in optimizer.state[p]
+        optimizer.state[p][name] for p in params for name in ("step", "mu_product") if name in optimizer.state[p]
     ]
     addresses = {tensor.data_ptr() for tensor in on_host}
     assert all(tensor.data_ptr() in addresses for tensor in read)
@@ -240,9 +235,7 @@ WRONG: dict[type, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "wrong"), WRONG.items(), ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("optimizer", "wrong"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_all_wrong_hyperparameters_are_named_at_once(optimizer: Any, wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError) as error:
         optimizer([Parameter(torch.randn(4, 4))], **wrong)

@@ -51,9 +51,7 @@ def orthogonal(x: Array, coefficients: list[tuple[float, float, float]] = QUINTI
 
 def gradients(shape: tuple[int, ...], scale: float = 1.0) -> list[Array]:
     generator = np.random.default_rng(len(shape) * 100 + shape[0])
-    return [
-        (scale * generator.standard_normal(shape)).astype(np.float32).astype(np.float64) for _ in range(STEPS)
-    ]
+    return [(scale * generator.standard_normal(shape)).astype(np.float32).astype(np.float64) for _ in range(STEPS)]
 
 
 def run(optimizer: torch.optim.Optimizer, param: Parameter, grads: list[Array]) -> Array:

@@ -28,9 +28,7 @@ def matrix(rows: int, columns: int) -> Tensor:
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("coefficients", ["quintic", "simple"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_orthogonalize_is_near_the_polar_factor(
-    shape: tuple[int, int], coefficients: str, precision: str
-) -> None:
+def test_orthogonalize_is_near_the_polar_factor(shape: tuple[int, int], coefficients: str, precision: str) -> None:
     x = matrix(*shape)
     torch.set_float32_matmul_precision(precision)
     result = orthogonalize(x, coefficients=coefficients)  # type: ignore[arg-type]
@@ -148,9 +146,7 @@ class Split:
         return torch.split(x.view(2, 6, -1), [2, 4], dim=1)
 
     def orthogonalize_blocks(self, x: Tensor) -> Tensor:
-        blocks = [
-            orthogonalize(block.reshape(-1, x.size(-1))) for block in torch.split(x.view(2, 6, -1), [2, 4], 1)
-        ]
+        blocks = [orthogonalize(block.reshape(-1, x.size(-1))) for block in torch.split(x.view(2, 6, -1), [2, 4], 1)]
         return torch.cat([block.view(2, -1, x.size(-1)) for block in blocks], dim=1).view_as(x)
 
 
@@ -160,9 +156,7 @@ def test_blocks_of_a_fused_matrix_step_like_separate_matrices(optimizer: type[Mu
         pass
 
     fused = Parameter(torch.randn(12, 5))
-    parts = [
-        Parameter(part.reshape(-1, 5).clone()) for part in fused.detach().view(2, 6, 5).split([2, 4], dim=1)
-    ]
+    parts = [Parameter(part.reshape(-1, 5).clone()) for part in fused.detach().view(2, 6, 5).split([2, 4], dim=1)]
     whole = SplitOptimizer([fused], lr=0.1, fp32_matmul_prec="highest")
     whole.scaled_orthogonalize_fn = whole.orthogonalize_blocks
     separate = optimizer(parts, lr=0.1, fp32_matmul_prec="highest")
