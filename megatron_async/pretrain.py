@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from megatron_async import platform
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
@@ -58,11 +59,12 @@ def _fail(error: BaseException) -> int:
     return FAILED
 
 
-if __name__ == "__main__":
+def run_to_exit(argv: Sequence[str]) -> NoReturn:
+    """Run what the command line asks for and end this process with its exit status."""
     # Before anything slow is imported: a signal during start-up is a request like any other.
     requests = StopRequests(ALWAYS)
     try:
-        status = main(sys.argv[1:], requests)
+        status = main(argv, requests)
     except Exception as error:
         status = _fail(error)
     sys.stdout.flush()
@@ -71,3 +73,7 @@ if __name__ == "__main__":
         # Other ranks are gone or stuck: leaving in the ordinary way would wait for them.
         os._exit(status)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    run_to_exit(sys.argv[1:])

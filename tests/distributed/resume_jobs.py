@@ -1,6 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Jobs for the worker pool that spoil a run on purpose."""
 
+import errno
+import functools
+import itertools
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,3 +96,115 @@ PIECES: dict[str, Callable[[Any], None]] = {
     "random states": _forget_random_states,
     "phase": _forget_phase,
 }
+
+
+def train_signaled(arguments: Sequence[str], signaled: int, moment: str) -> Outcome:
+    """Train as `train` does, while rank `signaled` alone gets SIGTERM at a moment."""
+    from megatron_async.training import run
+    from megatron_async.training.signals import ALWAYS, StopRequests
+
+    build, before = run.build, {number: signal.getsignal(number) for number in ALWAYS}
+
+    def build_signaled(args: Any) -> Any:
+        loop = build(args, StopRequests(ALWAYS))
+        if args.rank == signaled:
+            _MOMENTS[moment](loop)
+        return loop
+
+    run.build = build_signaled  # type: ignore[assignment]
+    try:
+        return train(arguments)
+    finally:
+        run.build = build
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _while_training(loop: Any) -> None:
+    batch = loop.metrics.batch
+
+    def on_batch(numbers: Any) -> None:
+        if numbers.iteration == 2:
+            _ask()
+        batch(numbers)
+
+    loop.metrics.batch = on_batch
+
+
+def _before(owner: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
+    def hook(loop: Any) -> None:
+        original = getattr(owner(loop), name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            _ask()
+            return original(*args, **kwargs)
+
+        setattr(owner(loop), name, asked)
+
+    return hook
+
+
+_MOMENTS: dict[str, Callable[[Any], None]] = {
+    "training": _while_training,
+    "start-up": lambda loop: _ask(),
+    "evaluation": _before(lambda loop: loop, "evaluate"),
+    "save": _before(lambda loop: loop.checkpoints, "save"),
+}
+
+
+def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
+    """Train while every loss after so many micro-batches is not a number; what the run says in the end."""
+    from megatron_async.models import gpt
+    from megatron_async.training import run
+    from megatron_async.training.faults import TooManySkips
+
+    loss, count = gpt.loss, itertools.count()
+
+    def not_a_number(*args: Any) -> Any:
+        total, *rest = loss(*args)
+        return (total * float("nan") if next(count) >= after_microbatches else total, *rest)
+
+    gpt.loss = not_a_number  # type: ignore[assignment]
+    try:
+        train(arguments)
+    except TooManySkips as error:
+        run.close()
+        return str(error)
+    finally:
+        gpt.loss = loss
+    return "finished"
+
+
+def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
+    """Train while writing fails on one rank as if the disk were full; what every rank says."""
+    from megatron_async import megatron
+    from megatron_async.checkpoint import manifest
+    from megatron_async.checkpoint.agreement import JointError
+    from megatron_async.training import run
+
+    owner, name = {
+        "tensors": (megatron._filesystem, "_write_item"),
+        "read back": (manifest, "measure"),
+        "manifest": (manifest, "write"),
+    }[place]
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def no_space(*args: Any, **kwargs: Any) -> Any:
+        if int(os.environ["RANK"]) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, no_space)
+    try:
+        train(arguments)
+    except JointError as error:
+        run.close()
+        return str(error)
+    finally:
+        setattr(owner, name, original)
+    return "saved"
