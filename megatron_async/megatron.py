@@ -23,7 +23,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, mpu, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing import optimizer as _sharded_optimizer
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import finalize_model_grads
@@ -385,6 +387,29 @@ def mark_delay(param: torch.nn.Parameter, delay: int) -> None:
     """Note on a parameter and its master how many updates old its gradients are; corrections leave 0 alone."""
     for tensor in (param, master_of(param)):
         tensor.gradient_delay = delay  # type: ignore[attr-defined]
+
+
+def _sharded_state(param: Any, state: torch.Tensor, prefix: str) -> Any:
+    """Describe a tensor of an optimizer's state for a checkpoint.
+
+    Megatron knows those of the parameter's shape. Others, such as a second moment for each row, are kept whole, one
+    for each part of the parameter: they follow it to another pipeline stage, not to another tensor-parallel size.
+    """
+    parts = [param] if isinstance(param, ShardedTensor) else list(nested_values(param.build()))
+    if state.shape == (param.data.shape if param.data is not None else parts[0].local_shape):
+        return _megatron_sharded_state(param, state, prefix)
+    place = parts[0]
+    return ShardedObject(
+        f"{prefix}.{param.key}",
+        state,
+        place.axis_fragmentations,
+        place.local_chunk_offset_in_global(),
+        place.replica_id,
+    )
+
+
+_megatron_sharded_state = _sharded_optimizer.make_sharded_optimizer_tensor
+_sharded_optimizer.make_sharded_optimizer_tensor = _sharded_state
 
 
 def save_checkpoint(

@@ -39,6 +39,8 @@ _MODEL = (
     "moe_shared_expert_intermediate_size",
 )
 _OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer")
+# They keep tensors for whole matrices of a tensor-parallel rank, which cannot be cut in another way.
+_WHOLE_STATE = ("soap", "normuon")
 _DATA = (
     "seed",
     "seq_length",
@@ -138,6 +140,8 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     fixed = [(name, "the model") for name in _MODEL]
     if not args.no_load_optim:
         fixed += [(name, "the optimizer's state") for name in _OPTIMIZER]
+    if args.optimizer in _WHOLE_STATE and not args.no_load_optim:
+        fixed.append(("tensor_model_parallel_size", f"the state of {args.optimizer}"))
     fixed += [(name, "which samples a batch holds") for name in _DATA]
     for name, what in fixed:
         if name in saved and hasattr(args, name) and plain(getattr(args, name)) != saved[name]:

@@ -64,6 +64,34 @@ def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
     assert_continues(resume(pool, folder, 3, recipe, ranks), whole, 3)
 
 
+@pytest.mark.parametrize("optimizer", ["normuon", "soap", "sgd"])
+def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
+    """Second moments of rows, preconditioners; on the same layout and on another one."""
+    recipe = f"--optimizer {optimizer} {EF}"
+    folder, whole = saved(f"{recipe} {SCHEDULES['2bw'][1]}", 2)
+    assert_continues(resume(pool, folder, 3, f"{recipe} {SCHEDULES['2bw'][1]}", 2), whole, 3)
+    assert_close(resume(pool, folder, 3, f"{recipe} {SCHEDULES['oracle'][1]}", 1), whole, 3)
+
+
+SHARDED = {
+    "distributed optimizer": f"--optimizer adam --use-distributed-optimizer {PP2} --pipeline-schedule 2bw",
+    "bf16": f"--optimizer muon --bf16 {PP2} --pipeline-schedule 2bw",
+}
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_masters_and_sharded_state(pool, saved, kind):
+    recipe = f"{SHARDED[kind]} {EF}"
+    folder, whole = saved(recipe, 4)
+    assert_continues(resume(pool, folder, 3, recipe, 4), whole, 3)
+
+
+def test_wpipe(pool, saved):
+    recipe = f"--optimizer adam {EF} {PP2} --pipeline-schedule wpipe"
+    folder, whole = saved(recipe, 2)
+    assert_continues(resume(pool, folder, 3, recipe, 2), whole, 3)
+
+
 EVERYTHING = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]} --hidden-dropout 0.1 --attention-dropout 0.1"
 
 
