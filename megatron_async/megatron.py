@@ -8,6 +8,7 @@ release is met in one file. `megatron_async.platform.activate` must have run bef
 import argparse
 import contextlib
 import copy
+import functools
 import io
 import math
 import os
@@ -412,6 +413,18 @@ _megatron_sharded_state = _sharded_optimizer.make_sharded_optimizer_tensor
 _sharded_optimizer.make_sharded_optimizer_tensor = _sharded_state
 
 
+_megatron_write = _filesystem.FileSystemWriterAsync.write_preloaded_data
+
+
+@functools.wraps(_megatron_write)
+def _write_or_raise(*args: Any, **kwargs: Any) -> Any:
+    """Megatron's writer; it returns an error as its result, of which its caller keeps the type alone."""
+    result = _megatron_write(*args, **kwargs)
+    if result is not None and isinstance(result[1], Exception):
+        raise result[1]
+    return result
+
+
 def save_checkpoint(
     iteration: int, model: list[Any], optimizer: MegatronOptimizer, scheduler: Any, operations: float
 ) -> None:
@@ -421,6 +434,7 @@ def save_checkpoint(
     would keep a queue for other processes' results: that would outlive a killed rank.
     """
     _filesystem._results_queue = queue.Queue()
+    _filesystem.FileSystemWriterAsync.write_preloaded_data = staticmethod(_write_or_raise)
     _checkpointing.wandb_utils.on_save_checkpoint_success = lambda *_: None
     _checkpointing.save_checkpoint(
         iteration,

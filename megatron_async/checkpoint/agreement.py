@@ -48,7 +48,7 @@ class Agreement:
         own = ""
         try:
             yield
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # torch's is no Exception
             own = describe(error)
         causes = self._exchange(own)
         if causes:

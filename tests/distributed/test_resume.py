@@ -138,6 +138,7 @@ def rows(file: Path) -> list[dict[str, float]]:
 
 LAYOUTS = {
     "PP4": (4, "--pipeline-model-parallel-size 4 --pipeline-schedule 2bw"),
+    "PP2xTP2": (4, f"{PP2} --tensor-model-parallel-size 2 --pipeline-schedule 2bw"),
     "PP2xDP2": (4, f"{PP2} --pipeline-schedule 2bw"),
     "micro-batch 2": (2, f"{PP2} --pipeline-schedule 2bw --micro-batch-size 2"),
     "oracle": (1, "--gradient-delay 1"),
@@ -146,7 +147,8 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("origin", "target"), [("PP2", "PP4"), ("PP2", "oracle"), ("oracle", "PP2xDP2"), ("PP4", "micro-batch 2")]
+    ("origin", "target"),
+    [("PP2", "PP4"), ("PP2", "oracle"), ("PP2", "PP2xTP2"), ("oracle", "PP2xDP2"), ("PP4", "micro-batch 2")],
 )
 @pytest.mark.parametrize("optimizer", ["muon"])
 def test_another_layout(pool, saved, optimizer, origin, target):
