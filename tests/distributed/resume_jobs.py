@@ -180,7 +180,7 @@ def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
 
 
 def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
-    """Train while writing fails on one rank as if the disk were full; what every rank says."""
+    """Train while writing fails on one rank (-1: on none) as if the disk were full; what every rank says."""
     from megatron_async import megatron
     from megatron_async.checkpoint import manifest
     from megatron_async.checkpoint.agreement import JointError
@@ -196,7 +196,7 @@ def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
     @functools.wraps(original)
     def no_space(*args: Any, **kwargs: Any) -> Any:
         # Reading back after a write forces the file to the disk first; reading for a load does not.
-        if int(os.environ["RANK"]) == failing and kwargs.get("sync", True):
+        if int(os.environ["RANK"]) == failing and kwargs.get("sync", place != "read back"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(*args, **kwargs)
 

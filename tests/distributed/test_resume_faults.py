@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,38 @@ def test_a_full_disk_is_named_on_every_rank_and_the_old_checkpoint_stays(pool, t
         assert "iteration 4" in message and "No space left on device" in message, message
     assert [(entry.iteration, entry.problems) for entry in folder.checkpoints(tmp_path)] == [(2, ())]
     assert len(train(pool, f"{TWO_BW} --load {tmp_path}")[0].grad_norms) == 4
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """Makes a file system of a given size."""
+    mounted: list[Path] = []
+
+    def make(size: int) -> Path:
+        place = tmp_path / "small"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+            pytest.skip("mounting a small file system needs root")
+        mounted.append(place)
+        return place
+
+    yield make
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full(pool, tmp_path, small_disk):
+    train(pool, f"{TWO_BW} --save {tmp_path} --save-interval 100 --exit-interval 2")
+    first = tmp_path / folder.name_of(2)
+    disk = small_disk(int(1.6 * sum(file.stat().st_size for file in first.iterdir())))
+    shutil.copytree(first, disk / first.name)
+    arguments = f"{TWO_BW} --save {disk} --load {disk} --save-interval 4".split()
+    messages = pool.run("tests.distributed.resume_jobs:save_fails", arguments, -1, "manifest", ranks=2, timeout=600)
+    for message in messages:
+        assert "iteration 4" in message and "No space left on device" in message, message
+    assert [(entry.iteration, entry.problems) for entry in folder.checkpoints(disk)] == [(2, ())]
+    assert not any(folder.staging(disk).iterdir())
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(pool, tmp_path):
