@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_async.schedules import StageCosts, make_schedule, schedule_problems, simulate
+from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.schedules.formulas import MicroBatchCosts, dualpipe_bubble, interleaved_bubble, zb1p_bubble
 
 DEVICES = (64, 256, 1024, 2048, 4096)
@@ -138,13 +138,13 @@ def _estimate(schedule: str, layout: Layout, devices: int, microbatches: int, as
     replicas = devices // (layout.tensor * layout.stages)
     costs, transfer, reduction = times(layout, replicas, assumed)
     compute = microbatches * (costs.forward + costs.backward) + costs.update
+    if microbatches < layout.stages and schedule != "1f1b":
+        why = "the formula holds for" if schedule in _BY_FORMULA else "the schedule needs"
+        return Estimate(schedule, devices, microbatches, problem=f"{why} M >= {layout.stages}")
     if schedule in _BY_FORMULA:
         rho, live = _formula(schedule, layout.stages, microbatches, costs)
         step = microbatches * (costs.forward + costs.backward) * (1 + rho) + reduction + costs.update
     else:
-        problems = schedule_problems(schedule, stages=layout.stages, microbatches=microbatches, batches=4)
-        if problems:
-            return Estimate(schedule, devices, microbatches, problem=problems[0])
         step, live = _simulated(schedule, layout.stages, microbatches, costs, transfer, reduction)
     return Estimate(
         schedule,
@@ -223,7 +223,7 @@ def _table(found: Sequence[Estimate]) -> str:
     for item in found:
         start = f"| {item.devices} | {item.microbatches} | {item.schedule} |"
         if item.problem:
-            lines.append(f"{start} refused: {item.problem} | | | |")
+            lines.append(f"{start} no row: {item.problem} | | | |")
         else:
             lines.append(
                 f"{start} {item.step_s:.2f} s | {item.bubble:.1%} | {item.tokens_per_s / 1e6:.2f}M | "
