@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from megatron_async import megatron, platform, rules
 from megatron_async.models import presets
+from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
 
 PIPELINE_SCHEDULES = ("1f1b", "2bw", "wpipe", "pipedream")
@@ -124,15 +125,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
         args.num_virtual_stages_per_pipeline_rank = 2
     megatron.rank_from_environment(args)
+    if args.dry_run:
+        dry_run.complete(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:
         # Megatron stops at its first objection. That about the number of processes is one of our rules already.
         problems += [] if problems and objection.startswith("world size (") else [objection]
     elif not problems:
         problems += rules.after_megatron(args)
+    if args.dry_run and not problems:
+        dry_run.pad_vocabulary(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
     return args
+
+
+def asks_for_list(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for the presets instead of a run."""
+    return _value_of(argv, "--model", None) == "list"
 
 
 def _value_of(argv: Sequence[str], flag: str, default: str | None) -> str | None:

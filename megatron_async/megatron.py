@@ -66,7 +66,7 @@ from megatron.training.global_vars import (
     set_global_variables,
 )
 from megatron.training.models import GPTModelConfig
-from megatron.training.models.gpt import default_layer_spec
+from megatron.training.models.gpt import GPTModelBuilder, default_layer_spec
 from megatron.training.training import (
     build_train_valid_test_data_iterators,
     destroy_global_state,
@@ -83,6 +83,7 @@ __all__ = [
     "MegatronOptimizer",
     "ProcessGroupCollection",
     "backward_step",
+    "build_gpt",
     "build_train_valid_test_data_iterators",
     "check_arguments",
     "checkpoint_exists",
@@ -114,6 +115,7 @@ __all__ = [
     "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
+    "pretend_rank",
     "pretrain_cfg_container_from_args",
     "rank_from_environment",
     "save_checkpoint",
@@ -252,6 +254,29 @@ def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | Non
         return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage, pp_rank=pp_rank))
     first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
+
+
+def pretend_rank(args: argparse.Namespace, rank: int) -> None:
+    """Process groups of one rank of a job whose other processes do not exist; nothing can be sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+
+
+def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:
+    """One model chunk of this rank, unwrapped."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return GPTModelBuilder(config).build_model(groups, vp_stage=vp_stage)
 
 
 def device() -> torch.device:
