@@ -33,7 +33,8 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
@@ -401,6 +402,22 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
         yield optimizer, optimizer.get_grad_stats_parallel_group()
 
 
+def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
+    """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
+
+    Megatron wraps them in bf16 training only; its own gradient norm then fails in fp32.
+    """
+    if isinstance(optimizer, LayerWiseDistributedOptimizer):
+        optimizer.chained_optimizers = [
+            FP32Optimizer(member, config, lambda *_: None) if isinstance(member, torch.optim.Optimizer) else member
+            for member in optimizer.chained_optimizers
+        ]
+        optimizer.config, optimizer.is_stub_optimizer = config, False
+    elif isinstance(optimizer, ChainedOptimizer):
+        for member in optimizer.chained_optimizers:
+            complete_layer_wise(member, config)
+
+
 def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Megatron's flat buffers that hold weights (distributed optimizer only), each with its bucket groups."""
     for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -440,7 +457,10 @@ def one_optimizer_per_chunk() -> Iterator[None]:
     original = training.get_megatron_optimizer
 
     def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
-        return ChainedOptimizer([original(config, [chunk], **options) for chunk in model_chunks])
+        overrides = options.pop("config_overrides", None)
+        return ChainedOptimizer(
+            [original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options) for chunk in model_chunks]
+        )
 
     training.get_megatron_optimizer = build
     try:

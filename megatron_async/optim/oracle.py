@@ -22,10 +22,17 @@ LARGEST_DELAY = 64
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters with one delay, whose gradients are clipped by one norm."""
+    """Parameters with one delay, whose gradients are clipped by one norm.
+
+    Attributes:
+        params: the parameters.
+        delay: how many updates old their gradients are.
+        biases: buffers that Megatron moves by a fixed amount at the end of a batch's backward passes.
+    """
 
     params: tuple[torch.nn.Parameter, ...]
     delay: int
+    biases: tuple[torch.Tensor, ...] = ()
 
 
 class Oracle:
@@ -38,8 +45,10 @@ class Oracle:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = list(groups)
         # The last entry is the newest version known; at most delay + 1 are kept.
-        self._history = {
-            param: deque([param.detach().clone()], maxlen=group.delay + 1) for group in groups for param in group.params
+        self._history: dict[torch.Tensor, deque[torch.Tensor]] = {
+            tensor: deque([tensor.detach().clone()], maxlen=group.delay + 1)
+            for group in groups
+            for tensor in (*group.params, *group.biases)
         }
         for group in groups:
             for param in group.params:
@@ -47,22 +56,26 @@ class Oracle:
 
     @contextmanager
     def stale(self) -> Iterator[None]:
-        """Compute forwards and backwards of a batch with each parameter's delayed version; restore afterwards."""
-        newest = {param: param.detach().clone() for param in self._history}
+        """Compute forwards and backwards of a batch with each tensor's delayed version; restore afterwards.
+
+        What the computation itself has added to a tensor in the meantime is kept.
+        """
+        newest = {tensor: tensor.detach().clone() for tensor in self._history}
+        used = {tensor: versions[0] for tensor, versions in self._history.items()}
         with torch.no_grad():
-            for param, versions in self._history.items():
-                param.copy_(versions[0])
+            for tensor, values in used.items():
+                tensor.copy_(values)
         try:
             yield
         finally:
             with torch.no_grad():
-                for param, values in newest.items():
-                    param.copy_(values)
+                for tensor, values in newest.items():
+                    tensor.copy_(values if torch.equal(tensor, used[tensor]) else values + (tensor - used[tensor]))
 
     def record(self) -> None:
         """Note the weights after an update as the newest version."""
-        for param, versions in self._history.items():
-            versions.append(param.detach().clone())
+        for tensor, versions in self._history.items():
+            versions.append(tensor.detach().clone())
 
     def restart(self) -> None:
         """Forget older versions: the next batch is computed with the newest weights."""
@@ -112,9 +125,16 @@ def make(value: str, model: torch.nn.Module, layers: int) -> Oracle:
         layers: number of its layers.
     """
     if value.isdecimal():
-        return Oracle([Group(tuple(model.parameters()), int(value))])
+        return Oracle([Group(tuple(model.parameters()), int(value), tuple(_biases(model).values()))])
     stages = 2 if value == "wpipe" else int(value.partition(":")[2])
     members: list[list[torch.nn.Parameter]] = [[] for _ in range(stages)]
+    biases: list[list[torch.Tensor]] = [[] for _ in range(stages)]
     for name, param in model.named_parameters():
         members[layer_of(name, layers) * stages // layers].append(param)
-    return Oracle([Group(tuple(params), stages - 1 - stage) for stage, params in enumerate(members)])
+    for name, bias in _biases(model).items():
+        biases[layer_of(name, layers) * stages // layers].append(bias)
+    return Oracle([Group(tuple(members[stage]), stages - 1 - stage, tuple(biases[stage])) for stage in range(stages)])
+
+
+def _biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".expert_bias")}

@@ -129,11 +129,48 @@ def _split_sizes_as_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class _Stream:
-    """Stands in for `torch.cuda.Stream`: CPU kernels run in program order, so there is nothing to wait for."""
+def _uneven_shards_by_broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if len({part.numel() for part in tensor_list}) == 1:
+            return original(tensor_list, tensor, group=group, async_op=async_op)
+        for index, rank in enumerate(torch.distributed.get_process_group_ranks(group)):
+            if tensor_list[index].numel():
+                torch.distributed.broadcast(tensor_list[index], src=rank, group=group)
+        return None
+
+    return wrapper
+
+
+class _Event:
+    """Stands in for `torch.cuda.Event`: whatever came before it on a CPU is done."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Stream:
+    """Stands in for `torch.cuda.Stream`: CPU kernels run in program order, so all streams are one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
 
     def wait_stream(self, stream: Any) -> None:
         pass
@@ -141,15 +178,8 @@ class _Stream:
     def wait_event(self, event: Any) -> None:
         pass
 
-    def record_event(self, event: Any = None) -> "_Event":
+    def record_event(self, event: Any = None) -> _Event:
         return _Event()
-
-    def synchronize(self) -> None:
-        pass
-
-
-class _Event:
-    """Stands in for `torch.cuda.Event`: what it marks is done when it is made."""
 
     def synchronize(self) -> None:
         pass
@@ -268,6 +298,12 @@ PATCHES: tuple[Patch, ...] = (
         lambda original: _Stream,
     ),
     Patch(
+        "torch.cuda:Event",
+        "the shared expert and the dispatcher order streams by events",
+        "core/transformer/moe/token_dispatcher.py: self.d2h_event",
+        lambda original: _Event,
+    ),
+    Patch(
         "torch.cuda:stream",
         "work is issued on side streams",
         "core/transformer/moe/shared_experts.py: with torch.cuda.stream(",
@@ -332,6 +368,12 @@ PATCHES: tuple[Patch, ...] = (
         "the token dispatcher passes split sizes as tensors; gloo takes lists",
         "core/tensor_parallel/mappings.py: output_split_sizes=output_split_sizes,",
         _split_sizes_as_lists,
+    ),
+    Patch(
+        "torch.distributed:all_gather",
+        "the layer-wise optimizer gathers shards of different sizes; gloo takes equal ones",
+        "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
+        _uneven_shards_by_broadcast,
     ),
 )
 

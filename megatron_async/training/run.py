@@ -52,6 +52,7 @@ def build(args: argparse.Namespace) -> Loop:
             cfg_container=container,
             pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
         )
+    megatron.complete_layer_wise(optimizer, container.optimizer)
     train_data, valid_data = _data_iterators(args)
     return Loop(
         args=args,
