@@ -17,7 +17,9 @@ def is_delayed(args: argparse.Namespace) -> bool:
 
 def before_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that show in the parsed values alone."""
-    problems = [*_correction(args), *_phases(args), *_oracle(args), *_layout(args), *missing_data_files(args)]
+    problems = [*_correction(args), *_phases(args), *_oracle(args), *_layout(args)]
+    if not args.dry_run:
+        problems += missing_data_files(args)
     if args.trace_batches < 1:
         problems.append(f"--trace-batches {args.trace_batches}: must be at least 1.")
     if is_delayed(args):

@@ -114,40 +114,41 @@ PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         summary="Llama-style, for the quick start",
         source="our choice",
-        total=0,
-        active=0,
+        total=3_147_456,
+        active=3_147_456,
         arguments={**_LLAMA, **_context(128), **_heads(6, 2, 32), "num_layers": 4, "hidden_size": 192}
-        | {"ffn_hidden_size": 512} | _MINI_VOCABULARY,
+        | {"ffn_hidden_size": 512}
+        | _MINI_VOCABULARY,
     ),
     "smollm2-135m": Preset(
         summary="dense, Llama-style, tied embeddings",
         source="HuggingFaceTB/SmolLM2-135M config.json; context of the paper",
-        total=0,
-        active=0,
+        total=134_515_008,
+        active=134_515_008,
         arguments={**_SMOLLM2, **_context(1024), **_heads(9, 3, 64), "num_layers": 30, "hidden_size": 576}
         | {"ffn_hidden_size": 1536, "init_method_std": 0.0417, "vocab_size": 49_152},
     ),
     "smollm2-360m": Preset(
         summary="dense, Llama-style, tied embeddings",
         source="HuggingFaceTB/SmolLM2-360M config.json; context of the paper",
-        total=0,
-        active=0,
+        total=361_821_120,
+        active=361_821_120,
         arguments={**_SMOLLM2, **_context(1024), **_heads(15, 5, 64), "num_layers": 32, "hidden_size": 960}
         | {"ffn_hidden_size": 2560, "init_method_std": 0.02, "vocab_size": 49_152},
     ),
     "moe-2b": Preset(
         summary="64 experts, 8 for each token",
         source="the paper, E; head and expert size, norms and router loss are our choice",
-        total=0,
-        active=0,
+        total=1_922_075_648,
+        active=512_789_504,
         arguments={**_MOE_2B, **_context(8192), **_heads(16, 4, 64), **_experts(64, 8, 512)}
         | {"num_layers": 16, "hidden_size": 1024, "ffn_hidden_size": 512, "vocab_size": 131_072},
     ),
     "moe-10b-hybrid": Preset(
         summary="3 of 4 layers Gated DeltaNet; 512 experts, 10 for each token, and a gated shared one",
         source="the paper, E, and Qwen3-Next; widths, heads and router loss are our choice",
-        total=0,
-        active=0,
+        total=10_121_599_664,
+        active=646_666_928,
         arguments={**_HYBRID, **_context(8192), **_heads(8, 2, 256), **_experts(512, 10, 256)}
         | {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 256, "vocab_size": 131_072}
         | {"moe_shared_expert_intermediate_size": 256}
@@ -157,41 +158,45 @@ PRESETS: dict[str, Preset] = {
     "smollm2-135m-mini": Preset(
         summary="6 layers, a quarter of the width",
         source="our choice",
-        total=0,
-        active=0,
+        total=1_918_800,
+        active=1_918_800,
         miniature_of="smollm2-135m",
         arguments={**_SMOLLM2, **_context(128), **_heads(9, 3, 16), "num_layers": 6, "hidden_size": 144}
-        | {"ffn_hidden_size": 384, "init_method_std": 0.0417} | _MINI_VOCABULARY,
+        | {"ffn_hidden_size": 384, "init_method_std": 0.0417}
+        | _MINI_VOCABULARY,
     ),
     "smollm2-360m-mini": Preset(
         summary="8 layers, a quarter of the width",
         source="our choice",
-        total=0,
-        active=0,
+        total=5_902_320,
+        active=5_902_320,
         miniature_of="smollm2-360m",
         arguments={**_SMOLLM2, **_context(128), **_heads(15, 5, 16), "num_layers": 8, "hidden_size": 240}
-        | {"ffn_hidden_size": 640, "init_method_std": 0.02} | _MINI_VOCABULARY,
+        | {"ffn_hidden_size": 640, "init_method_std": 0.02}
+        | _MINI_VOCABULARY,
     ),
     "moe-2b-mini": Preset(
         summary="4 layers, an eighth of the width; 16 experts, 2 for each token",
         source="our choice",
-        total=0,
-        active=0,
+        total=2_794_688,
+        active=1_418_432,
         miniature_of="moe-2b",
         arguments={**_MOE_2B, **_context(128), **_heads(16, 4, 8), **_experts(16, 2, 64)}
-        | {"num_layers": 4, "hidden_size": 128, "ffn_hidden_size": 64} | _MINI_VOCABULARY,
+        | {"num_layers": 4, "hidden_size": 128, "ffn_hidden_size": 64}
+        | _MINI_VOCABULARY,
     ),
     "moe-10b-hybrid-mini": Preset(
         summary="8 layers, an eighth of the width; 32 experts, 2 for each token, and a gated shared one",
         source="our choice",
-        total=0,
-        active=0,
+        total=5_169_648,
+        active=2_220_528,
         miniature_of="moe-10b-hybrid",
         arguments={**_HYBRID, **_context(128), **_heads(8, 2, 32), **_experts(32, 2, 32)}
         | {"num_layers": 8, "hidden_size": 128, "ffn_hidden_size": 32}
         | {"moe_shared_expert_intermediate_size": 32}
         | {"linear_num_key_heads": 4, "linear_key_head_dim": 24}
-        | {"linear_num_value_heads": 8, "linear_value_head_dim": 24} | _MINI_VOCABULARY,
+        | {"linear_num_value_heads": 8, "linear_value_head_dim": 24}
+        | _MINI_VOCABULARY,
     ),
 }
 

@@ -80,9 +80,8 @@ class ActivationModel:
 
     def _linear_attention(self) -> int:
         args = self.args
-        key, value = args.linear_num_key_heads * args.linear_key_head_dim, (
-            args.linear_num_value_heads * args.linear_value_head_dim
-        )
+        key = args.linear_num_key_heads * args.linear_key_head_dim
+        value = args.linear_num_value_heads * args.linear_value_head_dim
         repeated = args.linear_num_value_heads * args.linear_key_head_dim
         projected = 2 * key + 2 * value
         convolved = 2 * (2 * key + value)  # before and after the activation
@@ -97,6 +96,6 @@ class ActivationModel:
         args = self.args
         chosen = args.moe_router_topk
         sent = chosen * self.tokens * args.hidden_size * self.width * 2  # to the experts and back
-        shared = self._dense(args.moe_shared_expert_intermediate_size) if args.moe_shared_expert_intermediate_size else 0
+        shared = self._dense(args.moe_shared_expert_intermediate_size or 0)
         router = self.tokens * args.num_experts * 4 * 2  # logits and probabilities, fp32
         return sent + chosen * self._dense(args.moe_ffn_hidden_size) + shared + router

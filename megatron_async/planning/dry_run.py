@@ -17,6 +17,15 @@ from megatron_async.schedules.render import to_json, to_text
 
 _WIDTH = 120
 _LARGEST_PICTURE = 48  # micro-batches of a timeline that still reads well
+_HEADINGS = {
+    "weights": "weights",
+    "second_weight_version": "2nd version",
+    "gradients": "gradients",
+    "second_gradient_generation": "2nd gradients",
+    "optimizer_state": "optimizer",
+    "error_feedback": "feedback",
+    "activations": "activations",
+}
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -106,8 +115,8 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
     for heading in ("stage", "layers", "parameters"):
         table.add_column(heading, justify="right")
     kinds = [kind for kind in memory.KINDS if any(held[kind] for held in result.bytes_by_kind)]
-    for kind in [*kinds, "total"]:
-        table.add_column(kind.replace("_", " "), justify="right")
+    for heading in [*(_HEADINGS[kind] for kind in kinds), "total"]:
+        table.add_column(heading, justify="right", no_wrap=True)
     for index, (stage, held) in enumerate(zip(result.stages, result.bytes_by_kind, strict=True)):
         whole = sum(parameters.count_by_kind(stage.parameters).values())
         row = [str(index), ranges(stage.layers), amount(whole)]

@@ -43,9 +43,7 @@ def stage_bytes(
     kept = max(activations.in_flight(chunk) for chunk in stage.chunks) * len(stage.chunks)
     return {
         "weights": weight * total,
-        "second_weight_version": weight * sum(
-            size * (count - 1) for size, count in zip(held, versions, strict=False)
-        ),
+        "second_weight_version": weight * sum(size * (count - 1) for size, count in zip(held, versions, strict=False)),
         "gradients": _FP32 * total,
         "second_gradient_generation": _FP32 * total if delayed else 0,
         "optimizer_state": _sharded(args, stage.parameters, lambda parameter: _state_bytes(args, parameter)),
