@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import mpu, tensor_parallel
+from megatron.core import dist_checkpointing, mpu, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
@@ -83,6 +84,7 @@ __all__ = [
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
+    "alone",
     "backward_step",
     "build_gpt",
     "build_train_valid_test_data_iterators",
@@ -112,6 +114,8 @@ __all__ = [
     "inner_optimizers",
     "layers_of_stage",
     "linear_attention_pattern",
+    "load_common_state",
+    "load_model_weights",
     "make_parser",
     "moe_layer_pattern",
     "mpu",
@@ -120,6 +124,7 @@ __all__ = [
     "pretrain_cfg_container_from_args",
     "rank_from_environment",
     "save_checkpoint",
+    "save_model_weights",
     "set_global_variables",
     "setup_model_and_optimizer",
     "shut_down",
@@ -272,6 +277,49 @@ def pretend_rank(args: argparse.Namespace, rank: int) -> None:
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+
+
+@contextlib.contextmanager
+def alone(args: argparse.Namespace) -> Iterator[None]:
+    """Process groups of a job of one process, without a network."""
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    mpu.initialize_model_parallel(create_gloo_process_groups=False)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    try:
+        yield
+    finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def load_common_state(checkpoint: Path) -> dict[str, Any]:
+    """What a distributed checkpoint holds besides tensors: the arguments, the iteration."""
+    return dist_checkpointing.load_common_state_dict(str(checkpoint))
+
+
+def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    return (metadata or {}) | {"dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True)}
+
+
+def load_model_weights(chunk: torch.nn.Module, checkpoint: Path) -> None:
+    """Read the weights of a model chunk, as it is split here, from a distributed checkpoint of any layout."""
+    metadata = dist_checkpointing.load_content_metadata(str(checkpoint))
+    wanted = {"model": chunk.sharded_state_dict(metadata=_sharding(metadata))}
+    chunk.load_state_dict(dist_checkpointing.load(wanted, str(checkpoint))["model"])
+
+
+def save_model_weights(chunk: torch.nn.Module, args: argparse.Namespace, checkpoint: Path) -> None:
+    """Write a whole model and its arguments as a distributed checkpoint of iteration 0, without optimizer."""
+    metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    state = {
+        "model": chunk.sharded_state_dict(metadata=_sharding(metadata)),
+        "args": args,
+        "checkpoint_version": 3.0,
+        "iteration": 0,
+        "num_floating_point_operations_so_far": 0,
+    }
+    dist_checkpointing.save(state, str(checkpoint), content_metadata=metadata)
 
 
 def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:

@@ -78,7 +78,7 @@ _SMOLLM2 = {
     **_LLAMA,
     "untie_embeddings_and_output_weights": False,
     "rotary_base": 100_000,
-    "norm_epsilon": 1e-5,
+    "layernorm_epsilon": 1e-5,
 }
 
 # Qwen3-MoE blocks: query and key norms.
@@ -86,7 +86,7 @@ _MOE_2B = {
     **_LLAMA,
     "qk_layernorm": True,
     "rotary_base": 1_000_000,
-    "norm_epsilon": 1e-6,
+    "layernorm_epsilon": 1e-6,
     "init_method_std": 0.02,
 }
 
@@ -98,8 +98,8 @@ _HYBRID = {
     "attention_output_gate": True,
     "rotary_percent": 0.25,
     "rotary_base": 10_000_000,
-    "norm_epsilon": 1e-6,
-    "apply_layernorm_1p": True,
+    "layernorm_epsilon": 1e-6,
+    "layernorm_zero_centered_gamma": True,
     "init_method_std": 0.02,
     "experimental_attention_variant": "gated_delta_net",
     "linear_attention_freq": 4,

@@ -107,3 +107,11 @@ def test_a_miniature_has_the_same_kinds_of_everything(name):
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no such preset.*moe-10b-hybrid.*smollm2-360m"):
         presets.arguments("smollm3")
+
+
+def test_presets_set_arguments_that_exist(megatrons_count):
+    from megatron_async import arguments
+
+    known = {action.dest for action in arguments._make_parser()._actions}
+    for name, preset in PRESETS.items():
+        assert preset.arguments.keys() <= known, name
