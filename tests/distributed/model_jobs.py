@@ -29,3 +29,8 @@ def train(arguments: Sequence[str]) -> Outcome:
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     run.close()
     return outcome
+
+
+def first_losses(arguments: Sequence[str]) -> list[float]:
+    """Losses of a run, empty on ranks without the loss."""
+    return train(arguments).losses

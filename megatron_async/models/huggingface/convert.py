@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Whole conversions between Megatron checkpoints and Hugging Face folders, in one process."""
 
-from collections.abc import Iterable, Iterator
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from megatron_async.models.huggingface.architecture import (
 )
 from megatron_async.models.huggingface.mapping import Rule, matched
 from megatron_async.models.naming import global_names
+from megatron_async.planning import resolve
 
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 _WEIGHTS_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -95,6 +97,16 @@ def import_arguments(source: Path) -> tuple[Architecture, list[str]]:
     """The architecture of a folder and Megatron's arguments for it."""
     architecture = from_config(folders.read_config(source))
     return architecture, to_arguments(architecture)
+
+
+def one_process_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Checked arguments of a model on one CPU process that reads no data."""
+    from megatron_async import arguments  # it knows every module of the package, this one included
+
+    run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1".split()
+    args = arguments.parse([*run, *words])
+    resolve.pad_vocabulary(args)
+    return args
 
 
 def _expected(

@@ -1,4 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 (the platform comes before everything of Megatron)
 """Logits of converted models against transformers, fp32; round trips bit for bit; folders that must be refused."""
 
 import json
