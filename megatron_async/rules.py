@@ -5,7 +5,7 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from megatron_async import megatron
+from megatron_async import megatron, model_rules
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
 
@@ -17,7 +17,7 @@ def is_delayed(args: argparse.Namespace) -> bool:
 
 def before_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that show in the parsed values alone."""
-    problems = [*_correction(args), *_phases(args), *_oracle(args), *_layout(args)]
+    problems = [*_correction(args), *_phases(args), *_oracle(args), *_layout(args), *model_rules.problems(args)]
     if not args.dry_run:
         problems += missing_data_files(args)
     if args.trace_batches < 1:

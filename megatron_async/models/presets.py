@@ -114,10 +114,10 @@ PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         summary="Llama-style, for the quick start",
         source="our choice",
-        total=3_147_456,
-        active=3_147_456,
-        arguments={**_LLAMA, **_context(128), **_heads(6, 2, 32), "num_layers": 4, "hidden_size": 192}
-        | {"ffn_hidden_size": 512}
+        total=2_623_616,
+        active=2_623_616,
+        arguments={**_LLAMA, **_context(128), **_heads(4, 2, 32), "num_layers": 8, "hidden_size": 128}
+        | {"ffn_hidden_size": 384}
         | _MINI_VOCABULARY,
     ),
     "smollm2-135m": Preset(
