@@ -52,9 +52,7 @@ class ForwardStep:
     ) -> dict[str, Any]:
         """One micro-batch: tokens and positions for the first chunk of the model, labels and loss mask for the last."""
         if not (first or last):
-            nothing: dict[str, Any] = dict.fromkeys(
-                ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
-            )
+            nothing: dict[str, Any] = dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
             # Document boundaries hold in every layer, so every stage reads the mask.
             return nothing | ({"attention_mask": self._mask(data_iterator)} if self._args.reset_attention_mask else {})
         args, groups = self._args, self._groups

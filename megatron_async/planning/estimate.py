@@ -2,7 +2,6 @@
 """A run's plan: parameters, layout over stages, schedule, memory and time, all from checked arguments."""
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,10 +109,11 @@ def _multiplied(args: argparse.Namespace, parameter: Parameter) -> float:
 
 
 def _seconds_per_batch(args: argparse.Namespace, schedule: Schedule, simulated: SimulationResult) -> float:
-    busy = max(simulated.busy) / schedule.batches
+    """1F1B fills and drains in every batch; the others go at the pace of their slowest stage."""
     if args.pipeline_schedule == "1f1b":
         return simulated.makespan / schedule.batches
-    return busy / (1.0 - min(0.999, simulated.steady_bubble_share)) if math.isfinite(busy) else busy
+    slowest = max(range(schedule.stages), key=lambda rank: simulated.busy[rank])
+    return simulated.busy[slowest] / schedule.batches / simulated.steady_busy_share[slowest]
 
 
 def _assumptions(args: argparse.Namespace, speed: float) -> list[str]:
