@@ -30,7 +30,7 @@ def latest(folder: Path) -> Path:
     if (folder / _TRACKER).is_file():
         name = (folder / _TRACKER).read_text().strip()
         found = folder / (name if name == _RELEASE else f"iter_{int(name):07d}")
-    if not (found / "metadata.json").is_file() or not (found / "common.pt").is_file():
+    if not (found / "metadata.json").is_file():
         raise ValueError(
             f"{folder}: no Megatron checkpoint of format torch_dist (looked for {found / 'metadata.json'}). Give the "
             "folder that --save wrote to, or one iter_ folder in it."
