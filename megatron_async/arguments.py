@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from megatron_async import megatron, platform, rules
+from megatron_async.checkpoint import compatibility
 from megatron_async.models import presets
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
@@ -60,6 +61,14 @@ class AsyncArguments:
     correction_strength: float = _option(1.0, "Strength of the correction; the paper's lambda.", type=float)
     sync_start_iters: int = _option(0, "Synchronous batches before the delay sets in.", type=int)
     sync_cooldown_iters: int = _option(0, "Synchronous batches at the end of training.", type=int)
+    keep_last: int | None = _option(
+        None,
+        "Delete older checkpoints once so many newer ones are whole; multiples of --save-retain-interval stay.",
+        type=int,
+    )
+    max_consecutive_skips: int = _option(
+        10, "Stop when so many updates in a row were skipped because a gradient was not finite.", type=int
+    )
     metrics_file: str | None = _option(None, "JSON lines: one per batch and per evaluation.")
     trace_file: str | None = _option(None, "Timeline of this run's pipeline in Chrome's trace format.")
     trace_batches: int = _option(12, "Batches in the timeline, counted from the first one of this run.", type=int)
@@ -90,6 +99,8 @@ def _make_parser() -> argparse.ArgumentParser:
         muon_extra_scale_factor=0.2,  # update RMS 0.2: 0.2 * sqrt(max(rows, columns)), Moonlight
         muon_tp_mode="duplicated",  # orthogonalize the whole matrix, not a tensor-parallel block of it
         adam_beta2=0.95,  # section 2.1 of arXiv 2606.30634
+        log_interval=1,
+        eval_interval=1000,  # Megatron has none, and fails without
     )
     return parser
 
@@ -137,6 +148,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         dry_run.pad_vocabulary(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
+    # Megatron goes on to change some of them while it builds the model; a checkpoint is compared with these.
+    args._resolved = compatibility.arguments_as_json(args)
     return args
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from megatron_async import megatron, model_rules
+from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
 
@@ -29,7 +30,7 @@ def before_megatron(args: argparse.Namespace) -> list[str]:
 
 def after_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that need Megatron's derived values: data-parallel size, batch sizes, the model's configuration."""
-    problems = [*_batch(args)]
+    problems = [*_batch(args), *_learning_rate(args), *compatibility.problems(args)]
     if args.train_iters is not None and args.sync_start_iters + args.sync_cooldown_iters > args.train_iters:
         problems.append(
             f"--sync-start-iters {args.sync_start_iters} + --sync-cooldown-iters {args.sync_cooldown_iters} is more "
@@ -154,6 +155,15 @@ def _batch(args: argparse.Namespace) -> Iterator[str]:
         )
 
 
+def _learning_rate(args: argparse.Namespace) -> Iterator[str]:
+    decay = args.lr_decay_iters or args.train_iters
+    if decay is not None and args.lr_warmup_iters and args.lr_warmup_iters >= decay:
+        yield (
+            f"--lr-warmup-iters {args.lr_warmup_iters} leaves nothing to decay over: it must be less than "
+            f"{'--lr-decay-iters' if args.lr_decay_iters else '--train-iters'} {decay}."
+        )
+
+
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
     virtual = args.num_layers_per_virtual_pipeline_stage is not None or (
@@ -187,7 +197,6 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
         "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
             args.cuda_graph_impl != "none"
         ),
-        "--load: a delayed run cannot be resumed exactly yet; leave it out": args.load is not None,
     }
     if args.pipeline_schedule == "wpipe":
         rules[

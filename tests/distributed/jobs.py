@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Jobs for the worker pool."""
 
+import pickle
 import random
 import time
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ class Outcome:
     validation: list[tuple[int, float]] = field(default_factory=list)
     weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     tensor_rank: int = 0
+    random_states: dict[str, bytes] = field(default_factory=dict)
+    status: int = 0
 
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
@@ -46,13 +49,29 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     _observe(loop, outcome)
     if sleep_ms:
         _stall(loop, sleep_ms)
-    loop.run()
+    outcome.status = loop.run()
     loop.metrics.close()
+    outcome.random_states = _random_states()
     for chunk in megatron.unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     outcome.tensor_rank = megatron.mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
+
+
+def _random_states() -> dict[str, bytes]:
+    """Bytes of every generator whose state must survive a resume."""
+    import torch
+
+    from megatron_async import megatron
+
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": pickle.dumps(np.random.get_state()),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    tracked = megatron.tensor_parallel.get_cuda_rng_tracker().get_states()
+    return states | {name: state.numpy().tobytes() for name, state in tracked.items()}
 
 
 def _observe(loop: Any, outcome: Outcome) -> None:
@@ -120,3 +139,67 @@ def command(arguments: Sequence[str]) -> tuple[int, str]:
     with contextlib.redirect_stderr(written):
         status = pretrain.main(list(arguments))
     return status, written.getvalue()
+
+
+# Collectives that wait unless told otherwise; point-to-point calls that always do.
+_WAITING = (
+    "all_reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "reduce",
+)
+_WAITING += ("all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "monitored_barrier")
+
+
+def blocking_calls(arguments: Sequence[str]) -> list[str]:
+    """Calls that made this rank wait for another stage in steady state: after the third update, before the last two."""
+    import inspect
+
+    import torch.distributed as dist
+
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    loop = run.build(args)
+    stages = {rank: megatron.stage_of(rank) for rank in range(dist.get_world_size())}
+    found: list[str] = []
+    completed = 0
+
+    def watched(name: str) -> Any:
+        original = getattr(dist, name)
+        signature = inspect.signature(original)
+
+        def call(*values: Any, **options: Any) -> Any:
+            given = signature.bind(*values, **options).arguments
+            ranks = dist.get_process_group_ranks(given.get("group"))
+            crosses = len({stages[rank] for rank in ranks}) > 1
+            if 3 <= completed <= args.train_iters - 2 and crosses and not given.get("async_op", False):
+                found.append(name)
+            return original(*values, **options)
+
+        return call
+
+    originals = {name: getattr(dist, name) for name in _WAITING}
+    report = loop.metrics.batch
+
+    def count(numbers: Any) -> None:
+        nonlocal completed
+        completed += 1
+        report(numbers)
+
+    loop.metrics.batch = count
+    for name in _WAITING:
+        setattr(dist, name, watched(name))
+    try:
+        loop.run()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    loop.metrics.close()
+    run.close()
+    return found
