@@ -96,8 +96,8 @@ __all__ = [
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
-    "alone",
     "add_prefix_for_sharding",
+    "alone",
     "arguments_of",
     "backward_step",
     "build_gpt",
@@ -128,9 +128,9 @@ __all__ = [
     "inner_optimizers",
     "layers_of_stage",
     "linear_attention_pattern",
+    "load_checkpoint",
     "load_common_state",
     "load_model_weights",
-    "load_checkpoint",
     "make_parser",
     "moe_layer_pattern",
     "mpu",
@@ -320,14 +320,14 @@ def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
     return (metadata or {}) | {"dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True)}
 
 
-def load_model_weights(chunk: torch.nn.Module, checkpoint: Path) -> None:
+def load_model_weights(chunk: Any, checkpoint: Path) -> None:
     """Read the weights of a model chunk, as it is split here, from a distributed checkpoint of any layout."""
     metadata = dist_checkpointing.load_content_metadata(str(checkpoint))
     wanted = {"model": chunk.sharded_state_dict(metadata=_sharding(metadata))}
     chunk.load_state_dict(dist_checkpointing.load(wanted, str(checkpoint))["model"])
 
 
-def save_model_weights(chunk: torch.nn.Module, args: argparse.Namespace, checkpoint: Path) -> None:
+def save_model_weights(chunk: Any, args: argparse.Namespace, checkpoint: Path) -> None:
     """Write a whole model and its arguments as a distributed checkpoint of iteration 0, without optimizer."""
     metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     state = {

@@ -115,7 +115,7 @@ def _expected(
     architecture: Architecture,
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of Hugging Face's tensors, by running the table on tensors without storage."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, targets, rule in table:
         weight = _true_rows(name, torch.empty(params[name].shape, device="meta"), architecture)
         shapes |= {target: tuple(part.shape) for target, part in zip(targets, rule.split(weight), strict=True)}

@@ -159,7 +159,7 @@ def _name_shards(folder: Path, shards: list[tuple[Path, dict[str, int]]]) -> Non
         os.replace(shards[0][0], folder / _ONE)
         return
     (folder / _ONE).unlink(missing_ok=True)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (path, sizes) in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         os.replace(path, folder / name)
