@@ -7,16 +7,19 @@ process group exists.
 
 import argparse
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from megatron_async import megatron, platform, rules
 from megatron_async.models import presets
+from megatron_async.optim import settings
+from megatron_async.optim.algorithms import catalogue
+from megatron_async.optim.corrections import CORRECTIONS
 from megatron_async.platform import cpu
 
 PIPELINE_SCHEDULES = ("1f1b", "2bw")
-STALENESS_CORRECTIONS = ("none", "error-feedback")
 
 
 class ArgumentProblems(ValueError):
@@ -53,9 +56,24 @@ class AsyncArguments:
         "Emulate a delay in one process (pipeline size 1): N updates. The reference for the real schedules.",
     )
     staleness_correction: str = _option(
-        "none", "Correction of one-step-old gradients, for any optimizer.", choices=STALENESS_CORRECTIONS
+        "none", "Correction of one-step-old gradients, for any optimizer.", choices=CORRECTIONS
     )
     correction_strength: float = _option(1.0, "Strength of the correction; the paper's lambda.", type=float)
+    optimizer_for: list[str] | None = _option(
+        None,
+        "ROLE=NAME: which optimizer steps on the parameters of a role; repeatable. See docs/optimizers.md for roles.",
+        action="append",
+        metavar="ROLE=NAME",
+    )
+    undelayed_head: bool = _option(
+        False, "With --gradient-delay: the embedding-to-vocabulary head gets fresh gradients (an ablation)."
+    )
+    delay_first_moment_only: bool = _option(
+        False, "With --gradient-delay and Adam: only its first moment gets the old gradient (an ablation)."
+    )
+    log_update_statistics: int = _option(
+        0, "Every so many batches, sizes of the updates by role and of the correction; 0 for never.", type=int
+    )
     sync_start_iters: int = _option(0, "Synchronous batches before the delay sets in.", type=int)
     sync_cooldown_iters: int = _option(0, "Synchronous batches at the end of training.", type=int)
     metrics_file: str | None = _option(None, "JSON lines: one per batch and per evaluation.")
@@ -82,13 +100,9 @@ def _make_parser() -> argparse.ArgumentParser:
         else:
             group.add_argument(flag, default=option.default, **keywords)
     megatron.make_parser(parser)
-    # The paper's optimizer settings where Megatron's command line has other defaults (see docs/optimizers.md).
-    parser.set_defaults(
-        muon_momentum=0.95,  # Moonlight, arXiv 2502.16982, and section 2.1 of arXiv 2606.30634
-        muon_extra_scale_factor=0.2,  # update RMS 0.2: 0.2 * sqrt(max(rows, columns)), Moonlight
-        muon_tp_mode="duplicated",  # orthogonalize the whole matrix, not a tensor-parallel block of it
-        adam_beta2=0.95,  # section 2.1 of arXiv 2606.30634
-    )
+    settings.add_arguments(parser)
+    # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
+    parser.set_defaults(use_layer_wise_param_layout=False)
     return parser
 
 
@@ -97,10 +111,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         ArgumentProblems: with everything that is wrong.
-        SystemExit: status 0, after `--help`.
+        SystemExit: status 0, after `--help` and `--optimizer list`.
     """
+    optimizer = _value_of(argv, "--optimizer", "adam")
+    if optimizer == "list":
+        if os.environ.get("RANK", "0") == "0":
+            settings.print_list()
+        raise SystemExit(0)
     parser = _make_parser()
     problems: list[str] = []
+    if optimizer in catalogue.names():
+        parser.set_defaults(weight_decay=settings.default_weight_decay(str(optimizer)))
     device, sentence, problem = _resolve_device(argv)
     if problem is not None:
         problems.append(problem)
@@ -120,6 +141,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             )
             setattr(args, name, value)
     args.device, args.device_sentence = device, sentence
+    args.optimizer_for = args.optimizer_for or []
+    problems += settings.problems(args, settings.given(argv, parser))
     megatron.rank_from_environment(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:

@@ -14,6 +14,7 @@ import megatron_async
 from megatron_async import megatron
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
+from megatron_async.optim import registry
 from megatron_async.training import trace
 from megatron_async.training.loop import Loop
 from megatron_async.training.metrics import Metrics, MetricsFile, Scale
@@ -44,12 +45,14 @@ def build(args: argparse.Namespace) -> Loop:
     if args.rank == 0:
         print(f"> {args.device_sentence}", flush=True)
     megatron.update_train_iters(args)
+    registry.register(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     model, optimizer, scheduler = megatron.setup_model_and_optimizer(
         megatron.GPT,
         cfg_container=container,
         pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
     )
+    registry.finish(args, model, optimizer)
     train_data, valid_data, _ = megatron.build_train_valid_test_data_iterators(_dataset_provider(args))
     return Loop(
         args=args,
