@@ -19,7 +19,7 @@ from megatron_async.optim.algorithms import catalogue
 from megatron_async.optim.corrections import CORRECTIONS
 from megatron_async.platform import cpu
 
-PIPELINE_SCHEDULES = ("1f1b", "2bw")
+PIPELINE_SCHEDULES = ("1f1b", "2bw", "wpipe", "pipedream")
 
 
 class ArgumentProblems(ValueError):
@@ -48,7 +48,8 @@ class AsyncArguments:
     )
     pipeline_schedule: str = _option(
         "1f1b",
-        "1f1b is Megatron-Core's own, with a bubble in every batch; 2bw never drains, with gradients one step old.",
+        "1f1b is Megatron-Core's own, with a bubble in every batch. The others never drain: 2bw has gradients one step "
+        "old; wpipe only in the first half of the layers; pipedream, the original, P-1-s steps old on stage s.",
         choices=PIPELINE_SCHEDULES,
     )
     gradient_delay: str | None = _option(
@@ -59,7 +60,7 @@ class AsyncArguments:
         "none", "Correction of one-step-old gradients, for any optimizer.", choices=CORRECTIONS
     )
     correction_strength: float = _option(1.0, "Strength of the correction; the paper's lambda.", type=float)
-    optimizer_for: list[str] | None = _option(
+    optimizer_for: tuple[str, ...] | None = _option(
         None,
         "ROLE=NAME: which optimizer steps on the parameters of a role; repeatable. See docs/optimizers.md for roles.",
         action="append",
@@ -143,6 +144,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args.device, args.device_sentence = device, sentence
     args.optimizer_for = args.optimizer_for or []
     problems += settings.problems(args, settings.given(argv, parser))
+    if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
+        args.num_virtual_stages_per_pipeline_rank = 2
     megatron.rank_from_environment(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:

@@ -7,6 +7,7 @@ release is met in one file. `megatron_async.platform.activate` must have run bef
 
 import argparse
 import contextlib
+import copy
 import io
 import math
 import os
@@ -20,7 +21,14 @@ import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
 from megatron.core import optimizer as _optimizer
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_linear_attention_pattern,
+    get_moe_layer_pattern,
+    get_transformer_layer_with_experimental_attention_variant_spec,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -33,7 +41,7 @@ from megatron.core.optimizer.optimizer import (
     FP32Optimizer,
     MegatronOptimizer,
 )
-from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
+from megatron.core.optimizer.optimizer_config import OptimizerConfig, ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
@@ -43,6 +51,9 @@ from megatron.core.pipeline_parallel.schedules import (
     get_tensor_shapes,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import (
     get_attr_wrapped_model,
     get_batch_on_this_tp_rank,
@@ -50,7 +61,7 @@ from megatron.core.utils import (
     unwrap_model,
 )
 from megatron.training import initialize as _initialize
-from megatron.training import training as _training
+from megatron.training import training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, validate_args
 from megatron.training.checkpointing import checkpoint_exists, save_checkpoint
@@ -63,6 +74,7 @@ from megatron.training.global_vars import (
     set_global_variables,
 )
 from megatron.training.models import GPTModelConfig
+from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import (
     build_train_valid_test_data_iterators,
     destroy_global_state,
@@ -83,6 +95,8 @@ __all__ = [
     "check_arguments",
     "checkpoint_exists",
     "deallocate_output_tensor",
+    "default_layer_spec",
+    "dense_mlp_spec",
     "evaluate",
     "finalize_model_grads",
     "flat_sharded",
@@ -100,11 +114,16 @@ __all__ = [
     "get_tokenizer",
     "get_wandb_writer",
     "gpt_config_from_args",
+    "gpu_layer_specs",
     "initialize",
     "inner_optimizers",
     "is_layer_wise",
+    "layers_of_stage",
+    "linear_attention_pattern",
     "make_parser",
+    "master_of",
     "master_params",
+    "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
     "pretrain_cfg_container_from_args",
@@ -115,6 +134,7 @@ __all__ = [
     "setup_model_and_optimizer",
     "shut_down",
     "step_unless_not_finite",
+    "tensor_parallel_place",
     "tensor_shards",
     "tied_embedding",
     "timed_schedule",
@@ -281,7 +301,7 @@ def use_optimizers(
         optimizer_of: parameter name, parameter -> optimizer name.
         names: optimizers in use, the chosen one first.
     """
-    _training.get_megatron_optimizer = _optimizer.get_megatron_optimizer
+    training.get_megatron_optimizer = _optimizer.get_megatron_optimizer
     _optimizer._get_megatron_optimizer_based_on_param_groups = _megatron_builds
     chosen, *others = names
     if chosen in ("adam", "sgd"):
@@ -324,7 +344,7 @@ def use_optimizers(
         wrapped.tp_group, wrapped.expert_tp_group = groups.tp, groups.expt_tp
         return wrapped
 
-    _training.get_megatron_optimizer = get_optimizer
+    training.get_megatron_optimizer = get_optimizer
     _optimizer._get_megatron_optimizer_based_on_param_groups = build_others
 
 
@@ -340,9 +360,50 @@ def _allocate_state(optimizer: Any, config: Any = None) -> None:
         optimizer._init_group(group, skip_non_grad_params=False)
 
 
+def linear_attention_pattern(config: Any) -> list[int]:
+    """1 for each layer with linear attention, 0 for each with softmax attention."""
+    if config.experimental_attention_variant is None:
+        return [0] * config.num_layers
+    return get_linear_attention_pattern(config)
+
+
+def moe_layer_pattern(config: Any) -> list[int]:
+    """1 for each layer with experts, 0 for each with a dense feed-forward block."""
+    return get_moe_layer_pattern(config)
+
+
+def dense_mlp_spec(backend: Any) -> Any:
+    """Megatron's dense feed-forward block out of the modules of `backend`."""
+    return get_mlp_module_spec_for_backend(backend=backend, num_experts=None)
+
+
+def gpu_layer_specs(config: Any) -> tuple[Any, list[Any]]:
+    """The Transformer Engine backend and the specs of all layers of a model with linear attention."""
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+    backend = TESpecProvider()
+    return backend, get_transformer_layer_with_experimental_attention_variant_spec(config, backend)
+
+
+def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> list[int]:
+    """Numbers, from 0, of the layers on a pipeline stage; this rank's unless `pp_rank` names another."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is not None:
+        return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage, pp_rank=pp_rank))
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
+    return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
+
+
 def device() -> torch.device:
     """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
     return torch.device(torch.cuda.current_device())
+
+
+def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
+    """Size and rank of the tensor-parallel group that a parameter is cut over; experts may have one of their own."""
+    if getattr(param, "allreduce", True):
+        return mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
 
 
 def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
@@ -379,21 +440,58 @@ def timed_schedule(timeline: Any, batch: int, microbatches: int) -> Iterator[Non
         schedules.forward_step, schedules.backward_step = originals["F"], originals["B"]
 
 
-def step_unless_not_finite(optimizer: MegatronOptimizer) -> tuple[bool, float]:
-    """Megatron's optimizer step, left out when the gradient's norm is not finite: (skipped, global norm before clipping).
+def step_unless_not_finite(
+    optimizer: MegatronOptimizer, groups: list[list[torch.Tensor]] | None = None
+) -> tuple[bool, float]:
+    """Megatron's optimizer step, left out where the gradient's norm is not finite.
 
     The parts of `ChainedOptimizer.step` in their order, with one check between them.
+
+    Args:
+        optimizer: its gradients are reduced already.
+        groups: parameters of the optimizer that are clipped, and skipped, by a norm of their own; one process only.
+
+    Returns:
+        Whether anything was skipped, and the global norm before clipping.
     """
     if optimizer.prepare_grads():  # fp16: the loss scaler found an overflow
         return True, math.nan
-    norm = float(optimizer.get_grad_norm())
-    if not math.isfinite(norm):
-        return True, norm
-    for inner in inner_optimizers(optimizer):
-        if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
-            clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
+    if groups is None:
+        norm = float(optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            return True, math.nan
+        for inner in inner_optimizers(optimizer):
+            if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
+                clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
+        optimizer.step_with_ready_grads()
+        return False, norm
+    norms = [_clip_or_forget(group, optimizer.config.clip_grad) for group in groups]
     optimizer.step_with_ready_grads()
-    return False, norm
+    skipped = not all(math.isfinite(norm) for norm in norms)
+    return skipped, math.nan if skipped else math.hypot(*norms)
+
+
+def _clip_or_forget(params: list[torch.Tensor], clip_grad: float) -> float:
+    """Clip one group by its own norm; forget its gradients, so that no optimizer touches it, if that is not finite."""
+    norm = math.sqrt(sum(float(param.grad.double().square().sum()) for param in params if param.grad is not None))
+    if not math.isfinite(norm):
+        for param in params:
+            param.grad = None
+    elif clip_grad > 0 and params:
+        clip_grad_by_total_norm_fp32(params, clip_grad, norm)
+    return norm
+
+
+def master_of(param: torch.nn.Parameter) -> torch.Tensor:
+    """What the optimizer steps for a model parameter: its fp32 master copy in bf16 training, else itself."""
+    master = getattr(param, "main_param", None)
+    return param if master is None else master
+
+
+def mark_delay(param: torch.nn.Parameter, delay: int) -> None:
+    """Note on a parameter and its master how many updates old its gradients are; corrections leave 0 alone."""
+    for tensor in (param, master_of(param)):
+        tensor.gradient_delay = delay  # type: ignore[attr-defined]
 
 
 def shut_down() -> None:
@@ -401,3 +499,92 @@ def shut_down() -> None:
     destroy_global_state()
     mpu.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimizer, dist.ProcessGroup | None]]:
+    """Optimizers that own a torch optimizer, each with the group whose ranks hold the other parts of its gradient.
+
+    None is the whole job. The layer-wise optimizer deals whole parameters out to data-parallel ranks and therefore
+    sums over all of them, whatever its members say.
+    """
+    if isinstance(optimizer, LayerWiseDistributedOptimizer):
+        yield from ((inner, None) for inner in inner_optimizers(optimizer))
+    elif isinstance(optimizer, ChainedOptimizer):
+        for member in optimizer.chained_optimizers:
+            yield from norm_groups(member)
+    elif not optimizer.is_stub_optimizer:
+        yield optimizer, optimizer.get_grad_stats_parallel_group()
+
+
+def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
+    """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
+
+    Megatron wraps them in bf16 training only; its own gradient norm then fails in fp32.
+    """
+    if isinstance(optimizer, LayerWiseDistributedOptimizer):
+        optimizer.chained_optimizers = [
+            FP32Optimizer(member, config, lambda *_: None) if isinstance(member, torch.optim.Optimizer) else member
+            for member in optimizer.chained_optimizers
+        ]
+        optimizer.config, optimizer.is_stub_optimizer = config, False
+    elif isinstance(optimizer, ChainedOptimizer):
+        for member in optimizer.chained_optimizers:
+            complete_layer_wise(member, config)
+
+
+def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Megatron's flat buffers that hold weights (distributed optimizer only), each with its bucket groups."""
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        if buffer.param_data is not None:
+            groups = [
+                group
+                for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+                if any(bucket in buffer.buckets for bucket in group.buckets)
+            ]
+            yield buffer, groups
+
+
+def fp32_shards(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    """What the distributed optimizer steps in fp32 training: this rank's parts of the weights, as views of them."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            yield from (shard for shards in inner.shard_fp32_groups for shard in shards)
+
+
+def shares_storage(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether `part` is a view of the storage of `whole`."""
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def reduce_over_tensor_parallel(chunk: Any) -> None:
+    """Add up gradients of parameters that tensor-parallel ranks hold in common but feed different parts of the
+    activations: norms under sequence parallelism, q/k norms. Waits for the tensor-parallel ranks, as forwards do."""
+    _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
+
+
+@contextlib.contextmanager
+def one_optimizer_per_chunk() -> Iterator[None]:
+    """Let Megatron's set-up build a separate optimizer for each model chunk, chained in their order.
+
+    Schedules that update a rank's chunks at different times need it.
+    """
+    original = training.get_megatron_optimizer
+
+    def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
+        overrides = options.pop("config_overrides", None)
+        return ChainedOptimizer(
+            [original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options) for chunk in model_chunks]
+        )
+
+    training.get_megatron_optimizer = build
+    try:
+        yield
+    finally:
+        training.get_megatron_optimizer = original
+
+
+def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
+    """Megatron's learning-rate scheduler with the same settings and progress, for another optimizer."""
+    copied = copy.copy(scheduler)
+    copied.optimizer = optimizer
+    return copied

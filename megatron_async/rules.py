@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from megatron_async import megatron
 from megatron_async.data.blend import missing_data_files
-
-LARGEST_DELAY = 64
+from megatron_async.optim import oracle
 
 
 def is_delayed(args: argparse.Namespace) -> bool:
@@ -71,13 +70,19 @@ def _phases(args: argparse.Namespace) -> Iterator[str]:
 def _oracle(args: argparse.Namespace) -> Iterator[str]:
     if args.gradient_delay is None:
         return
-    if not args.gradient_delay.isdecimal() or int(args.gradient_delay) > LARGEST_DELAY:
-        yield f"--gradient-delay {args.gradient_delay}: must be a whole number from 0 to {LARGEST_DELAY}."
+    if (objection := oracle.problem(args.gradient_delay, args.num_layers)) is not None:
+        yield objection
+    if not args.gradient_delay.isdecimal() and args.world_size > 1:
+        yield (
+            f"--gradient-delay {args.gradient_delay} clips by group and runs in one process; {args.world_size} were "
+            "started."
+        )
     stages = args.pipeline_model_parallel_size
     if stages != 1 or args.pipeline_schedule != "1f1b":
         yield (
-            f"--gradient-delay emulates a delay without a pipeline, but --pipeline-model-parallel-size is {stages} and "
-            f"--pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave --pipeline-schedule out."
+            f"--gradient-delay emulates a delay without a pipeline, but --pipeline-model-parallel-size is {stages} "
+            f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "
+            "--pipeline-schedule out."
         )
 
 
@@ -89,9 +94,11 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             f"--pipeline-model-parallel-size is {stages}. Raise it, or use --gradient-delay 1 to emulate the delay in "
             "one process."
         )
-    if args.num_layers is not None and args.num_layers % stages != 0 and not _uneven(args):
+    chunks = 2 * stages if args.pipeline_schedule == "wpipe" else stages
+    if args.num_layers is not None and args.num_layers % chunks != 0 and not _uneven(args):
         yield (
-            f"--num-layers {args.num_layers} cannot be split evenly over --pipeline-model-parallel-size {stages}. "
+            f"--num-layers {args.num_layers} cannot be split evenly over --pipeline-model-parallel-size {stages}"
+            f"{' with two virtual stages each' if chunks != stages else ''}. "
             "Change one of them, or give an uneven split (--decoder-first-pipeline-num-layers, "
             "--decoder-last-pipeline-num-layers or --pipeline-model-parallel-layout)."
         )
@@ -129,7 +136,13 @@ def _batch(args: argparse.Namespace) -> Iterator[str]:
             f"{args.micro_batch_size} x data-parallel size {args.data_parallel_size} = {per_step}."
         )
     microbatches, stages = args.global_batch_size // per_step, args.pipeline_model_parallel_size
-    if args.pipeline_schedule != "1f1b" and microbatches < stages:
+    if args.pipeline_schedule == "pipedream" and microbatches != 1:
+        yield (
+            "--pipeline-schedule pipedream updates after every micro-batch, so a batch is one micro-batch: "
+            f"--global-batch-size must be --micro-batch-size {args.micro_batch_size} x data-parallel size "
+            f"{args.data_parallel_size} = {per_step}, not {args.global_batch_size}."
+        )
+    if args.pipeline_schedule in ("2bw", "wpipe") and microbatches < stages:
         yield (
             f"--pipeline-schedule {args.pipeline_schedule} needs at least as many micro-batches per batch as pipeline "
             f"stages: {microbatches} micro-batches (global batch {args.global_batch_size} / micro-batch "
@@ -142,34 +155,53 @@ def _batch(args: argparse.Namespace) -> Iterator[str]:
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
     virtual = args.num_layers_per_virtual_pipeline_stage is not None or (
-        args.num_virtual_stages_per_pipeline_rank is not None
+        args.num_virtual_stages_per_pipeline_rank not in ((2,) if args.pipeline_schedule == "wpipe" else (None,))
     )
+    balancing = args.moe_router_load_balancing_type
     rules = {
         "--fp16: its dynamic loss scale decides about a step after later forwards have run; use --bf16": args.fp16,
         "FSDP: weights are gathered for each use, so two versions cannot be kept; use data parallelism": (
             args.use_megatron_fsdp or args.use_torch_fsdp2
         ),
-        "interleaved virtual stages: there is no bubble for them to shrink; leave them out": virtual,
+        "interleaved virtual stages: there is no bubble for them to shrink (wpipe makes its own two); leave them out": (
+            virtual
+        ),
         "--mtp-num-layers: untested, its gradients have a norm of their own; leave it out": args.mtp_num_layers
         is not None,
         f"--context-parallel-size {args.context_parallel_size}: untested; use 1": args.context_parallel_size > 1,
-        f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: not covered yet; use 1": (
-            args.tensor_model_parallel_size > 1
+        f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
+        "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
+            "global_aux_loss" in balancing or "quantile_balancing" in balancing
         ),
-        f"--num-experts {args.num_experts}: not covered yet; use a dense model": args.num_experts is not None,
-        "--use-distributed-optimizer: not covered yet; leave it out": args.use_distributed_optimizer,
-        "--calculate-per-token-loss: not covered yet; leave it out": args.calculate_per_token_loss,
         "FP8 and FP4: untested; use --bf16": args.fp8 is not None or args.fp4 is not None,
         "a changing batch size: every batch must have the same number of micro-batches; give a constant "
         "--global-batch-size": args.rampup_batch_size is not None or args.step_batch_size_schedule is not None,
         "--train-samples: give --train-iters": args.train_samples is not None,
         "--optimizer-cpu-offload: untested; leave it out": args.optimizer_cpu_offload,
         "--overlap-param-gather: the schedule itself publishes new weights; leave it out": args.overlap_param_gather,
+        f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}: untested; use 1": (
+            args.num_distributed_optimizer_instances > 1
+        ),
         "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
             args.cuda_graph_impl != "none"
         ),
         "--load: a delayed run cannot be resumed exactly yet; leave it out": args.load is not None,
     }
+    if args.pipeline_schedule == "wpipe":
+        rules[
+            "tied embeddings: the input embedding is delayed and the head is not; add "
+            "--untie-embeddings-and-output-weights"
+        ] = not args.untie_embeddings_and_output_weights
+    if args.pipeline_schedule == "pipedream":
+        rules[
+            "tied embeddings: first and last stage have different delays; add --untie-embeddings-and-output-weights"
+        ] = not args.untie_embeddings_and_output_weights
+        rules["--num-experts: untested; use a dense model"] = args.num_experts is not None
+        rules["--use-distributed-optimizer: untested; leave it out"] = args.use_distributed_optimizer
+        rules[
+            "--calculate-per-token-loss: an update follows every micro-batch, before the batch's number of tokens is "
+            "known; leave it out"
+        ] = args.calculate_per_token_loss
     schedule = (
         "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
     )

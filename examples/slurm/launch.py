@@ -44,6 +44,14 @@ def _pass_on(signal_number: int, _frame: FrameType | None) -> None:
             continue  # ended meanwhile
 
 
+def _status(failures: Sequence[tuple[int, int]]) -> int:
+    """Exit status to report for workers that failed: (second, exit code), a code of -N for signal N."""
+    # SIGTERM is the launcher's own, for those that were still there when another had ended; times are in whole
+    # seconds, so theirs may be the same.
+    _, code = min(failures, key=lambda failure: (failure[1] == -signal.SIGTERM, failure[0]))
+    return code if code > 0 else 128 - code
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit status for the scheduler; 2 for an address that does not resolve."""
     options = parse_args(["--node-rank", os.environ.get("SLURM_NODEID", "0"), *arguments])
@@ -58,8 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         run(options)
     except ChildFailedError as failure:
         print(failure, file=sys.stderr)
-        _, first = failure.get_first_failure()
-        return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+        return _status([(worker.timestamp, worker.exitcode) for worker in failure.failures.values()])
     return 0
 
 

@@ -10,11 +10,14 @@ import torch
 
 from megatron_async import megatron
 from megatron_async.models.initialization import LayoutIndependentInit
+from megatron_async.models.specs import layer_spec
 
 
 def model_config(args: argparse.Namespace) -> megatron.GPTModelConfig:
     """Megatron's model configuration, with initial weights that depend on the seed and not on the layout."""
     config = megatron.gpt_config_from_args(args)
+    if args.spec is None:
+        config.transformer_layer_spec = layer_spec
     initial = LayoutIndependentInit(args.seed)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)
@@ -30,11 +33,11 @@ class ForwardStep:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
-        self._first_stage = self._groups.pp.rank() == 0
-        self._last_stage = self._groups.pp.rank() == self._groups.pp.size() - 1
 
     def __call__(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, model: Any) -> tuple[torch.Tensor, Any]:
-        batch = self._batch(data_iterator)
+        first = megatron.get_attr_wrapped_model(model, "pre_process")
+        last = megatron.get_attr_wrapped_model(model, "post_process")
+        batch = self._batch(data_iterator, first, last)
         output = model(
             batch["tokens"],
             batch["position_ids"],
@@ -44,9 +47,11 @@ class ForwardStep:
         )
         return output, partial(loss, batch["loss_mask"])
 
-    def _batch(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None) -> dict[str, Any]:
-        """One micro-batch: tokens and positions on the first stage, labels and loss mask on the last; else None."""
-        if not (self._first_stage or self._last_stage):
+    def _batch(
+        self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, first: bool, last: bool
+    ) -> dict[str, Any]:
+        """One micro-batch: tokens and positions for the first chunk of the model, labels and loss mask for the last."""
+        if not (first or last):
             return dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
         args, groups = self._args, self._groups
         batch: dict[str, Any] = {}
@@ -67,8 +72,8 @@ class ForwardStep:
             seq_length=args.seq_length,
             mtp_on_this_rank=False,
             pipeline_model_parallel_size=groups.pp.size(),
-            is_pipeline_first_stage=self._first_stage,
-            is_pipeline_last_stage=self._last_stage,
+            is_pipeline_first_stage=first,
+            is_pipeline_last_stage=last,
         )
 
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Initial weights that depend on the seed and the parameter's name alone.
 
-Megatron draws initial weights from a random state that differs by pipeline and tensor rank, so the same seed gives
-another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the whole
+Megatron draws initial weights from a random state that differs by pipeline, tensor and expert rank, so the same seed
+gives another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the whole
 matrix from a generator of its own, and cut to this rank's part: every layout, and the one-process reference, starts
 from the same model.
 """
@@ -43,7 +43,7 @@ class LayoutIndependentInit:
         """Draw every noted weight of the built model chunks again."""
         for chunk in chunks:
             for name, param in global_names(chunk):
-                draw = self._draws.get(id(param))
+                draw = self._draws.get(id(param)) or getattr(param, "initial_draw", None)
                 if draw is not None:
                     _fill(param, draw, self._generator(name, param.device))
         self._draws.clear()
@@ -64,8 +64,7 @@ class LayoutIndependentInit:
 @torch.no_grad()
 def _fill(param: torch.nn.Parameter, draw: Draw, generator: torch.Generator) -> None:
     """Draw the whole weight and keep this rank's part of it."""
-    world = megatron.mpu.get_tensor_model_parallel_world_size()
-    rank = megatron.mpu.get_tensor_model_parallel_rank()
+    world, rank = megatron.tensor_parallel_place(param)
     dim = getattr(param, "partition_dim", -1)
     parts = world if getattr(param, "tensor_model_parallel", False) and dim >= 0 else 1
     shape = list(param.shape)
@@ -74,10 +73,12 @@ def _fill(param: torch.nn.Parameter, draw: Draw, generator: torch.Generator) -> 
     with _default_generator(whole.device, generator):
         draw(whole)
     if parts > 1:
-        # Megatron cuts a weight of stride s into s blocks and gives every rank its share of each block.
+        # Megatron cuts a weight of stride s into s blocks, and a fused projection into its sections, and gives every
+        # rank its share of each.
+        size = whole.shape[dim]
         strides = getattr(param, "partition_stride", 1)
-        pieces = whole.chunk(parts * strides, dim=dim)
-        whole = torch.cat(pieces[rank::parts], dim=dim)
+        sections = getattr(param, "partition_sections", (size // strides,) * strides)
+        whole = torch.cat([section.chunk(parts, dim=dim)[rank] for section in whole.split(sections, dim=dim)], dim=dim)
     param.copy_(whole)
 
 

@@ -1,51 +1,140 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The reference of every delayed schedule: a delay emulated in one process, with plain copies of the weights.
 
-A parameter with delay d has its gradient of batch b taken at its version max(b - d, 0), counted from the start of
-the delay, while the update is applied to the newest version. Nothing here is shared with the pipeline's own weight
-versions. Different delays for different parameters emulate other schedules: 1 for all of them is 2BW.
+A parameter with delay d has its gradient of batch b taken at its version b - d, or at the first one of the delayed
+phase where that is younger, while the update is applied to the newest version. Nothing here is shared with the
+pipeline's own weight versions. Delays by parameter emulate the schedules: 1 for all is 2BW, 1 for the first half of
+the layers and 0 for the second is WPipe, P-1-s for stage s is the original PipeDream.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
+from megatron_async import megatron
+from megatron_async.models.naming import layer_of
 
-class DelayedWeights:
+LARGEST_DELAY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters with one delay, whose gradients are clipped by one norm.
+
+    Attributes:
+        params: the parameters.
+        delay: how many updates old their gradients are.
+        biases: buffers that Megatron moves by a fixed amount at the end of a batch's backward passes.
+    """
+
+    params: tuple[torch.nn.Parameter, ...]
+    delay: int
+    biases: tuple[torch.Tensor, ...] = ()
+
+
+class Oracle:
     """Lets a synchronous training step take its gradients at older weights.
 
     Args:
-        delays: delay in updates for each parameter, at least 0.
+        groups: every parameter of the model in exactly one group.
     """
 
-    def __init__(self, delays: Mapping[torch.nn.Parameter, int]) -> None:
-        # history[p][-1] is the newest version known, at most delay + 1 of them.
-        self._history = {param: deque([param.detach().clone()], maxlen=delay + 1) for param, delay in delays.items()}
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = list(groups)
+        # The last entry is the newest version known; at most delay + 1 are kept.
+        self._history: dict[torch.Tensor, deque[torch.Tensor]] = {
+            tensor: deque([tensor.detach().clone()], maxlen=group.delay + 1)
+            for group in groups
+            for tensor in (*group.params, *group.biases)
+        }
+        for group in groups:
+            for param in group.params:
+                megatron.mark_delay(param, group.delay)
 
     @contextmanager
     def stale(self) -> Iterator[None]:
-        """Compute forwards and backwards of a batch with each parameter's delayed version; restore afterwards."""
-        newest = {param: param.detach().clone() for param in self._history}
-        self._load({param: versions[0] for param, versions in self._history.items()})
+        """Compute forwards and backwards of a batch with each tensor's delayed version; restore afterwards.
+
+        What the computation itself has added to a tensor in the meantime is kept.
+        """
+        newest = {tensor: tensor.detach().clone() for tensor in self._history}
+        used = {tensor: versions[0] for tensor, versions in self._history.items()}
+        with torch.no_grad():
+            for tensor, values in used.items():
+                tensor.copy_(values)
         try:
             yield
         finally:
-            self._load(newest)
+            with torch.no_grad():
+                for tensor, values in newest.items():
+                    tensor.copy_(values if torch.equal(tensor, used[tensor]) else values + (tensor - used[tensor]))
 
     def record(self) -> None:
         """Note the weights after an update as the newest version."""
-        for param, versions in self._history.items():
-            versions.append(param.detach().clone())
+        for tensor, versions in self._history.items():
+            versions.append(tensor.detach().clone())
 
     def restart(self) -> None:
         """Forget older versions: the next batch is computed with the newest weights."""
-        for param, versions in self._history.items():
+        for versions in self._history.values():
             versions.clear()
-            versions.append(param.detach().clone())
+        self.record()
 
-    @torch.no_grad()
-    def _load(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        for param, values in weights.items():
-            param.copy_(values)
+    def norm_groups(self, optimizer: megatron.MegatronOptimizer) -> list[list[torch.Tensor]] | None:
+        """The optimizer's parameters by norm group; None where one global norm clips all of them."""
+        if len(self._groups) == 1:
+            return None
+        masters = {
+            id(param): param for inner in megatron.inner_optimizers(optimizer) for param in inner.get_parameters()
+        }
+        return [
+            [master for param in group.params if (master := masters.get(id(megatron.master_of(param)))) is not None]
+            for group in self._groups
+        ]
+
+
+def problem(value: str, layers: int | None) -> str | None:
+    """What is wrong with a value of `--gradient-delay`, or None."""
+    kind, _, number = value.partition(":")
+    if value.isdecimal() and int(value) <= LARGEST_DELAY:
+        return None
+    if value == "wpipe":
+        return (
+            None
+            if layers is None or layers % 2 == 0
+            else f"--gradient-delay wpipe halves {layers} layers: give an even number."
+        )
+    if kind == "pipedream" and number.isdecimal() and int(number) >= 1:
+        even = layers is None or layers % int(number) == 0
+        return None if even else f"--gradient-delay {value} cannot divide {layers} layers among {number} stages evenly."
+    return (
+        f"--gradient-delay {value}: must be a whole number from 0 to {LARGEST_DELAY}, 'wpipe', or 'pipedream:P' with a "
+        "number P of stages."
+    )
+
+
+def make(value: str, model: torch.nn.Module, layers: int) -> Oracle:
+    """The oracle `--gradient-delay value` of a model that is whole in this process.
+
+    Args:
+        value: accepted by `problem`.
+        model: unwrapped.
+        layers: number of its layers.
+    """
+    if value.isdecimal():
+        return Oracle([Group(tuple(model.parameters()), int(value), tuple(_biases(model).values()))])
+    stages = 2 if value == "wpipe" else int(value.partition(":")[2])
+    members: list[list[torch.nn.Parameter]] = [[] for _ in range(stages)]
+    biases: list[list[torch.Tensor]] = [[] for _ in range(stages)]
+    for name, param in model.named_parameters():
+        members[layer_of(name, layers) * stages // layers].append(param)
+    for name, bias in _biases(model).items():
+        biases[layer_of(name, layers) * stages // layers].append(bias)
+    return Oracle([Group(tuple(members[stage]), stages - 1 - stage, tuple(biases[stage])) for stage in range(stages)])
+
+
+def _biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".expert_bias")}

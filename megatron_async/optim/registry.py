@@ -71,9 +71,9 @@ def _give_layouts_to_masters(chunks: Sequence[torch.nn.Module]) -> None:
     """Megatron's fp32 copies of parameters leave attributes behind that they do not know."""
     for chunk in chunks:
         for param in chunk.parameters():
-            master, layout = getattr(param, "main_param", None), getattr(param, LAYOUT, None)
-            if master is not None and isinstance(layout, Layout):
-                setattr(master, LAYOUT, layout)
+            layout = getattr(param, LAYOUT, None)
+            if isinstance(layout, Layout):
+                setattr(megatron.master_of(param), LAYOUT, layout)
 
 
 def _owned(
@@ -90,8 +90,7 @@ def _owned(
             if not param.requires_grad:
                 continue
             role = roles.role_of(name, param).name
-            master = getattr(param, "main_param", None)
-            own = groups.get(id(param), []) or (groups.get(id(master), []) if master is not None else [])
+            own = groups.get(id(megatron.master_of(param)), []) or groups.get(id(param), [])
             shards = megatron.tensor_shards(param)
             parameters.append(
                 roles.Owned(

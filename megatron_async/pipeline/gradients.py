@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Two generations of a stage's gradient buffers.
+"""Two generations of what a chunk accumulates over a batch: gradient buffers, and routers' token counts.
 
 The backward of batch b+1 starts while batch b's gradients are still being reduced and applied, so batches take
 turns: batch b accumulates into generation b % 2. Megatron's data-parallel wrapper accumulates into
@@ -7,11 +7,28 @@ turns: batch b accumulates into generation b % 2. Megatron's data-parallel wrapp
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 GENERATIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FlatGradients:
+    """One of Megatron's gradient buffers with the storage of one generation.
+
+    Attributes:
+        buffer: Megatron's description: parameters, data-parallel group, scaling factor.
+        data: the flat gradients.
+        buckets: its parts that are reduced on their own, in order.
+    """
+
+    buffer: Any
+    data: torch.Tensor
+    buckets: tuple[torch.Tensor, ...]
 
 
 class GradientGenerations:
@@ -22,42 +39,57 @@ class GradientGenerations:
     """
 
     def __init__(self, chunk: Any) -> None:
-        self._buffers = list(chunk.buffers) + list(chunk.expert_parallel_buffers)
-        self._params = [param for buffer in self._buffers for param in buffer.params]
-        first = [buffer.grad_data for buffer in self._buffers]
-        self._flat = [first] + [[torch.zeros_like(data) for data in first] for _ in range(GENERATIONS - 1)]
-        self._views = [
-            [view for buffer, flat in zip(self._buffers, flats, strict=True) for view in self._views_of(buffer, flat)]
-            for flats in self._flat
+        buffers = list(chunk.buffers) + list(chunk.expert_parallel_buffers)
+        self._params = [param for buffer in buffers for param in buffer.params]
+        self._generations = [
+            [
+                _with_storage(buffer, buffer.grad_data if first else torch.zeros_like(buffer.grad_data))
+                for buffer in buffers
+            ]
+            for first in (True, *[False] * (GENERATIONS - 1))
         ]
+        self._views = [[view for flat in flats for view in _views(flat)] for flats in self._generations]
         self._used = 0
 
-    @staticmethod
-    def _views_of(buffer: Any, flat: torch.Tensor) -> list[torch.Tensor]:
-        views = []
-        for param in buffer.params:
-            offset = param.main_grad.storage_offset() - buffer.grad_data.storage_offset()
-            views.append(flat.view(-1)[offset : offset + param.main_grad.numel()].view(param.main_grad.shape))
-        return views
-
     def use(self, batch: int) -> None:
-        """Accumulate into, and read from, the generation of `batch`."""
-        generation = batch % GENERATIONS
+        """Accumulate into the generation of `batch` from now on."""
+        self._switch(batch % GENERATIONS)
+
+    @contextmanager
+    def reading(self, batch: int) -> Iterator[None]:
+        """Let parameters show the gradients of `batch` for a moment."""
+        accumulating = self._used
+        self._switch(batch % GENERATIONS)
+        try:
+            yield
+        finally:
+            self._switch(accumulating)
+
+    def flat(self, batch: int) -> list[FlatGradients]:
+        """The buffers that hold the gradients of `batch`."""
+        return self._generations[batch % GENERATIONS]
+
+    def clear(self, batch: int) -> None:
+        """Set the gradients of `batch` to zero, ready for batch + 2."""
+        torch._foreach_zero_([flat.data for flat in self.flat(batch)])
+
+    def _switch(self, generation: int) -> None:
         if generation == self._used:
             return
         for param, view in zip(self._params, self._views[generation], strict=True):
             param.main_grad = view
         self._used = generation
 
-    @property
-    def used(self) -> int:
-        """The generation in use; pass it to `use` to come back to it."""
-        return self._used
 
-    def flat(self, batch: int) -> Iterator[tuple[Any, torch.Tensor]]:
-        """Megatron's buffer descriptions with the flat gradients of `batch`."""
-        yield from zip(self._buffers, self._flat[batch % GENERATIONS], strict=True)
+def _with_storage(buffer: Any, data: torch.Tensor) -> FlatGradients:
+    start, flat = buffer.grad_data.storage_offset(), data.view(-1)
+    offsets = [(bucket.grad_data.storage_offset() - start, bucket.grad_data.numel()) for bucket in buffer.buckets]
+    return FlatGradients(buffer, data, tuple(flat[offset : offset + size] for offset, size in offsets))
 
-    def clear(self, batch: int) -> None:
-        """Set the gradients of `batch` to zero, ready for batch + 2."""
-        torch._foreach_zero_(self._flat[batch % GENERATIONS])
+
+def _views(flat: FlatGradients) -> Iterator[torch.Tensor]:
+    """For each parameter its part of the gradients, at the place of its present main_grad."""
+    start = flat.buffer.grad_data.storage_offset()
+    for param in flat.buffer.params:
+        offset, grad = param.main_grad.storage_offset() - start, param.main_grad
+        yield flat.data.view(-1)[offset : offset + grad.numel()].view(grad.shape)

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-# A stage that sends message i has proof, from what it received meanwhile, that its neighbor has taken message i - 2
-# (see docs/schedules.md), so in steady state waiting for that send costs nothing.
-_SENDS_IN_FLIGHT = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -29,55 +25,61 @@ class Link:
     """One direction between two neighbors: messages in order, at most one receive posted ahead.
 
     Args:
-        source, destination: global ranks, None where the pipeline ends.
+        source, destination: global ranks of the neighbors in this direction; the pipeline's ends are neighbors too
+            (virtual stages go around), but send nothing to each other where there is only one chunk for each rank.
         group: process group of this direction alone.
         message: shape and type of every message.
+        sends_in_flight: so many sends are not waited for. The schedule must give proof that earlier ones have been
+            taken by then (see docs/schedules.md), so that waiting for them costs nothing.
     """
 
     def __init__(
-        self, *, source: int | None, destination: int | None, group: dist.ProcessGroup, message: Message
+        self, *, source: int, destination: int, group: dist.ProcessGroup, message: Message, sends_in_flight: int
     ) -> None:
         self._source, self._destination, self._group, self._message = source, destination, group, message
+        self._sends_in_flight = sends_in_flight
+        self._expected = 0
         self._posted: tuple[dist.Work, torch.Tensor] | None = None
         # gloo needs the handle and the tensor alive until the message is out.
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
-    def post_receive(self) -> None:
-        """Make room for the next message; nothing at the end of the pipeline."""
-        if self._source is None:
+    def expect(self, messages: int) -> None:
+        """So many more messages will come; fewer, where negative, but not fewer than have been posted for."""
+        self._expected += messages
+        assert self._expected >= 0
+        self._post()
+
+    def receive(self) -> torch.Tensor:
+        """The next message, waited for; the one after it is made room for."""
+        assert self._posted is not None, "no message is expected"
+        work, buffer = self._posted
+        self._posted = None
+        work.wait()
+        self._post()
+        return buffer
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send without waiting."""
+        message = tensor.detach().contiguous()
+        work = dist.isend(message, dst=self._destination, group=self._group)
+        assert work is not None
+        self._sends.append((work, message))
+        self._complete(self._sends_in_flight)
+
+    def drain(self) -> None:
+        """Wait until everything sent has been taken; nothing may be expected any more."""
+        assert self._posted is None and self._expected == 0, "a message that never came"
+        self._complete(0)
+
+    def _post(self) -> None:
+        if self._expected == 0 or self._posted is not None:
             return
-        assert self._posted is None, "a receive is posted already"
+        self._expected -= 1
         message = self._message
         buffer = torch.empty(message.shape, dtype=message.dtype, device=message.device)
         work = dist.irecv(buffer, src=self._source, group=self._group)
         assert work is not None
         self._posted = work, buffer
-
-    def receive(self) -> torch.Tensor | None:
-        """The next message, waited for; None at the end of the pipeline."""
-        if self._source is None:
-            return None
-        assert self._posted is not None, "no receive was posted"
-        work, buffer = self._posted
-        self._posted = None
-        work.wait()
-        return buffer
-
-    def send(self, tensor: torch.Tensor | None) -> None:
-        """Send without waiting; nothing at the end of the pipeline."""
-        if self._destination is None:
-            return
-        assert tensor is not None
-        message = tensor.detach().contiguous()
-        work = dist.isend(message, dst=self._destination, group=self._group)
-        assert work is not None
-        self._sends.append((work, message))
-        self._complete(_SENDS_IN_FLIGHT)
-
-    def drain(self) -> None:
-        """Wait until everything sent has been taken; no receive may be left open."""
-        assert self._posted is None, "a posted receive would never be answered"
-        self._complete(0)
 
     def _complete(self, allowed: int) -> None:
         while len(self._sends) > allowed:
@@ -87,7 +89,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
-    """Both directions of one stage: activations from the previous stage, gradients from the next."""
+    """Both directions of one rank: activations towards the end of the model, gradients towards its beginning."""
 
     forward: Link
     backward: Link
@@ -97,21 +99,28 @@ class StageLinks:
         self.backward.drain()
 
 
-def connect(stage_ranks: list[int], stage: int, message: Message) -> StageLinks:
+def connect(stage_ranks: list[int], stage: int, message: Message, sends_in_flight: int) -> StageLinks:
     """Link one stage with its neighbors. Collective: every rank of the job must call it.
 
     Args:
         stage_ranks: global ranks of this pipeline's stages in order.
         stage: index of this rank's stage.
         message: what travels between stages.
+        sends_in_flight: see `Link`.
     """
-    forward_group, backward_group = _group_per_pipeline(stage_ranks), _group_per_pipeline(stage_ranks)
-    previous = stage_ranks[stage - 1] if stage > 0 else None
-    following = stage_ranks[stage + 1] if stage + 1 < len(stage_ranks) else None
-    return StageLinks(
-        forward=Link(source=previous, destination=following, group=forward_group, message=message),
-        backward=Link(source=following, destination=previous, group=backward_group, message=message),
-    )
+    previous = stage_ranks[stage - 1]
+    following = stage_ranks[(stage + 1) % len(stage_ranks)]
+
+    def link(source: int, destination: int) -> Link:
+        return Link(
+            source=source,
+            destination=destination,
+            group=_group_per_pipeline(stage_ranks),
+            message=message,
+            sends_in_flight=sends_in_flight,
+        )
+
+    return StageLinks(forward=link(previous, following), backward=link(following, previous))
 
 
 def _group_per_pipeline(stage_ranks: list[int]) -> dist.ProcessGroup:

@@ -1,8 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A batch's gradients on their way into the next weights: reductions that nobody waits for, then one update.
 
-`start(b)` is the schedule's R(b), `apply(b)` its U(b). Clipping uses the global norm over all stages, exactly as a
-synchronous run does; the schedule leaves enough time between R and U for the norm to arrive behind compute.
+`start(b)` is the schedule's R(b), `apply(b)` its U(b). Clipping uses the global norm over all ranks that hold a part
+of the gradient, exactly as a synchronous run does; the schedule leaves enough time between R and U for the norm to
+arrive behind compute.
+
+Collectives started in `start` itself run at a fixed place of the schedule, so they may use groups that forwards and
+backwards use too. Those started later, when an earlier one is found complete, must have groups to themselves.
 """
 
 import math
@@ -13,11 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from megatron_async import megatron
-from megatron_async.pipeline.gradients import GradientGenerations
+from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.host import HostValues
 from megatron_async.pipeline.reduction import Reduction, Steps
+from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
 
 # Megatron adds this to the norm before it divides (core/optimizer/clip_grads.py).
@@ -29,55 +35,78 @@ class UpdateReport:
     """What one update found.
 
     Attributes:
+        chunk: model chunk of this rank.
         batch: number of the batch, from 0.
-        grad_norm: global L2 norm before clipping.
+        grad_norm: L2 norm before clipping, over all ranks of the chunk.
         skipped: whether a non-finite norm made the update a no-op, on every rank alike.
         shared: sums over all ranks of the values given to `start`.
     """
 
+    chunk: int
     batch: int
     grad_norm: float
     skipped: bool
     shared: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How updates are made.
+
+    Attributes:
+        clip_grad: largest allowed norm; 0 for no clipping.
+        per_token: the loss is a sum over tokens, so gradients are divided by the batch's number of tokens.
+        stage_norm: the norm is that of this stage alone (PipeDream), not of all stages.
+    """
+
+    clip_grad: float
+    per_token: bool
+    stage_norm: bool = False
+
+
 class DeferredUpdate:
     """Reduces and applies the gradients of one model chunk.
 
     Args:
+        index: number of the chunk on this rank.
         chunk: the chunk, wrapped by Megatron's DistributedDataParallel.
-        optimizer: Megatron's optimizer of the chunk.
-        weights, gradients: versions and generations of the chunk.
-        clip_grad: largest allowed global norm; 0 for no clipping.
+        optimizer: Megatron's optimizer of the chunk and nothing else.
+        weights, gradients, routers: what a batch changes and accumulates.
+        rule: clipping and normalization.
     """
 
     def __init__(
         self,
         *,
+        index: int,
         chunk: Any,
         optimizer: megatron.MegatronOptimizer,
         weights: WeightVersions,
         gradients: GradientGenerations,
-        clip_grad: float,
+        routers: RouterBiases,
+        rule: UpdateRule,
     ) -> None:
-        self._chunk, self._optimizer = chunk, optimizer
-        self._weights, self._gradients = weights, gradients
-        self._clip_grad = clip_grad
-        self._inner = list(megatron.inner_optimizers(optimizer))
-        self._model_params = tuple(param for param in chunk.parameters())
+        self._index, self._chunk, self._optimizer = index, chunk, optimizer
+        self._weights, self._gradients, self._routers, self._rule = weights, gradients, routers, rule
+        self._model_params = tuple(chunk.parameters())
         self._tied_embedding = megatron.tied_embedding(chunk)
+        self._members = [
+            (inner, megatron.mpu.get_tensor_model_parallel_group() if rule.stage_norm else group)
+            for inner, group in megatron.norm_groups(optimizer)
+        ]
+        self._groups = list(dict.fromkeys(group for _, group in self._members))
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
-        self._norm_groups = self._groups_for_norm()
 
-    def start(self, batch: int, shared: Sequence[float]) -> None:
+    def start(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> None:
         """All gradients of `batch` are here: start the reductions.
 
         Args:
             batch: number of the batch.
+            tokens: number of tokens in this rank's share of the batch, where it is known: on the last stage.
             shared: numbers to be summed over all ranks on the way, the same count on every rank.
         """
-        self._in_flight[batch] = Reduction(self._reduce(batch, shared))
+        self._in_flight[batch] = Reduction(self._reduce(batch, tokens, shared))
 
     def poll(self) -> None:
         """Let reductions go on whose last step is complete."""
@@ -88,87 +117,101 @@ class DeferredUpdate:
         """Clip, step and publish the next weight version; the reductions must be done by now, else wait."""
         self._in_flight.pop(batch).finish()
         values = self._results.pop(batch).read()
-        squares, shared = values[: len(self._norm_groups)], values[len(self._norm_groups) :]
-        grad_norm = math.sqrt(sum(squares)) if all(math.isfinite(square) for square in squares) else math.nan
+        squares, tokens, shared = (
+            values[: len(self._groups)],
+            values[len(self._groups)],
+            values[len(self._groups) + 1 :],
+        )
+        scale = 1.0 / max(tokens, 1.0) if self._rule.per_token else 1.0
+        grad_norm = math.sqrt(sum(squares)) * scale if all(map(math.isfinite, squares)) else math.nan
         skipped = not math.isfinite(grad_norm)
-        accumulating = self._gradients.used
         self._weights.open_next()
-        if not skipped:
-            self._gradients.use(batch)
-            self._step(grad_norm)
-        self._weights.publish_next()
+        if skipped:
+            self._routers.forget(batch)
+        else:
+            self._step(batch, scale * self._clip_factor(grad_norm))
+        self._weights.publish_next(batch + 1)
         self._gradients.clear(batch)
-        self._gradients.use(accumulating)
-        return UpdateReport(batch=batch, grad_norm=grad_norm, skipped=skipped, shared=tuple(shared))
+        return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared))
+
+    def _clip_factor(self, grad_norm: float) -> float:
+        limit = self._rule.clip_grad
+        return min(1.0, limit / (grad_norm + _CLIP_EPSILON)) if limit > 0 else 1.0
 
     @torch.no_grad()
-    def _step(self, grad_norm: float) -> None:
-        self._optimizer.prepare_grads()
-        factor = self._clip_grad / (grad_norm + _CLIP_EPSILON) if self._clip_grad > 0 else 1.0
-        if factor < 1.0:
-            grads = [param.grad for inner in self._inner for param in inner.get_parameters() if param.grad is not None]
-            torch._foreach_mul_(grads, factor)
-        # Graphs in flight were recorded with other buffers behind these parameters; an in-place step on them is no
-        # change to what those graphs saved, so it must not count as one.
-        with torch.autograd._unsafe_preserve_version_counter(self._model_params):
-            self._optimizer.step_with_ready_grads()
-        self._optimizer.zero_grad()
+    def _step(self, batch: int, factor: float) -> None:
+        with self._gradients.reading(batch):
+            self._optimizer.prepare_grads()
+            if factor != 1.0:
+                torch._foreach_mul_(self._gradients_of_masters(), factor)
+            # Graphs in flight were recorded with other storage behind these parameters; an in-place step on them is
+            # no change to what those graphs saved, so it must not count as one.
+            with _unsafe_preserve_version_counter(self._model_params):
+                self._optimizer.step_with_ready_grads()
+            self._optimizer.zero_grad()
+        self._routers.apply(batch)
+
+    def _gradients_of_masters(self) -> list[torch.Tensor]:
+        params = (param for inner, _ in self._members for param in inner.get_parameters())
+        return [param.grad for param in params if param.grad is not None]
 
     @torch.no_grad()
-    def _reduce(self, batch: int, shared: Sequence[float]) -> Steps:
-        yield [self._reduce_buffer(buffer, flat) for buffer, flat in self._gradients.flat(batch)]
+    def _reduce(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> Steps:
+        with self._gradients.reading(batch):
+            megatron.reduce_over_tensor_parallel(self._chunk)
+        yield [
+            self._routers.reduce(batch),
+            *(work for flat in self._gradients.flat(batch) for work in self._reduce_buffer(flat)),
+        ]
         if self._tied_embedding is not None:
             yield [self._reduce_tied_embedding(batch)]
-        sums = self._local_squares(batch)
-        own = torch.tensor(shared, dtype=torch.float32, device=sums[0].device)
+        squares = self._local_squares(batch)
+        own = torch.zeros(1 + len(shared), dtype=torch.float64, device=squares[0].device)
+        if tokens is not None and megatron.mpu.get_tensor_model_parallel_rank() == 0:
+            own[0] = tokens
+        own[1:] = torch.tensor(shared, dtype=torch.float64)
         works = [
             dist.all_reduce(square, group=group, async_op=True)
-            for square, group in zip(sums, self._norm_groups, strict=True)
+            for square, group in zip(squares, self._groups, strict=True)
         ]
-        if len(own):
-            works.append(dist.all_reduce(own, async_op=True))
-        yield works
-        self._results[batch] = HostValues(torch.cat([*sums, own]))
+        yield [*works, dist.all_reduce(own, async_op=True)]
+        self._results[batch] = HostValues(torch.cat([*squares, own]))
 
     @staticmethod
-    def _reduce_buffer(buffer: Any, flat: torch.Tensor) -> dist.Work | None:
+    def _reduce_buffer(flat: FlatGradients) -> list[dist.Work | None]:
+        buffer = flat.buffer
         if buffer.gradient_scaling_factor != 1.0:
-            flat.mul_(buffer.gradient_scaling_factor)
-        if buffer.data_parallel_world_size == 1:
-            return None
-        return dist.all_reduce(flat, group=buffer.data_parallel_group, async_op=True)
+            flat.data.mul_(buffer.gradient_scaling_factor)
+        group, ranks = buffer.data_parallel_group, buffer.data_parallel_world_size
+        if ranks == 1:
+            return []
+        if not buffer.ddp_config.use_distributed_optimizer:
+            return [dist.all_reduce(flat.data, group=group, async_op=True)]
+        return [
+            dist.reduce_scatter_tensor(bucket.chunk(ranks)[group.rank()], bucket, group=group, async_op=True)
+            for bucket in flat.buckets
+        ]
 
     def _reduce_tied_embedding(self, batch: int) -> dist.Work | None:
-        """The input embedding on the first stage and the head on the last one are the same weight: sum both gradients."""
-        assert self._tied_embedding is not None
-        accumulating = self._gradients.used
-        self._gradients.use(batch)
-        gradient = self._tied_embedding.main_grad  # type: ignore[attr-defined]
-        self._gradients.use(accumulating)
+        """The embedding on the first stage and the head on the last one are one weight: sum their gradients."""
+        with self._gradients.reading(batch):
+            gradient = self._tied_embedding.main_grad  # type: ignore[union-attr]
         return dist.all_reduce(gradient, group=megatron.mpu.get_embedding_group(), async_op=True)
 
-    def _groups_for_norm(self) -> list[dist.ProcessGroup]:
-        """Groups whose ranks hold different parts of the gradient; optimizers that share a group are summed together."""
-        groups = [inner.get_grad_stats_parallel_group() for inner in self._inner]
-        return list(dict.fromkeys(groups))
-
     def _local_squares(self, batch: int) -> list[torch.Tensor]:
-        """Sum of squares of this rank's gradients, one fp32 tensor of one element for each group of `_norm_groups`."""
-        accumulating = self._gradients.used
-        self._gradients.use(batch)
-        self._optimizer.prepare_grads()
-        parts: dict[dist.ProcessGroup, list[torch.Tensor]] = defaultdict(list)
-        for inner in self._inner:
-            parts[inner.get_grad_stats_parallel_group()] += inner.get_grads_for_grad_norm()
-        squares = [_sum_of_squares(parts[group]) for group in self._norm_groups]
-        # A parameter's .grad must be empty while backward passes run: autograd would add to it in place.
-        self._optimizer.zero_grad()
-        self._gradients.use(accumulating)
+        """Sum of squares of this rank's gradients, a float64 tensor of one element for each norm group."""
+        parts: dict[dist.ProcessGroup | None, list[torch.Tensor]] = defaultdict(list)
+        with self._gradients.reading(batch):
+            self._optimizer.prepare_grads()
+            for inner, group in self._members:
+                parts[group] += inner.get_grads_for_grad_norm()
+            squares = [_sum_of_squares(parts[group]) for group in self._groups]
+            # A parameter's .grad must be empty while backward passes run: autograd would add to it in place.
+            self._optimizer.zero_grad()
         return squares
 
 
 def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:
     if not gradients:
-        return torch.zeros(1, dtype=torch.float32, device=megatron.device())
-    norms = torch._foreach_norm(gradients)
-    return torch.stack(list(norms)).float().square().sum().view(1)
+        return torch.zeros(1, dtype=torch.float64, device=megatron.device())
+    return torch.stack(list(torch._foreach_norm(gradients))).double().square().sum().view(1)

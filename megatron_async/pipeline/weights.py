@@ -1,29 +1,45 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Two versions of a stage's weights, chosen by pointer.
+"""Versions of a chunk's weights, chosen by pointer.
 
-`param.data` is pointed at a buffer; nothing is copied to change the version. Autograd saves the parameter object,
+Tensors are pointed at other storage; nothing is copied to change the version. Autograd saves the parameter object,
 not its storage, so a backward (and its recomputation) sees whatever version is in use when it runs.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 
 
+class Pointer(Protocol):
+    """Something that computes with one piece of storage at a time and can be pointed at another."""
+
+    @property
+    def target(self) -> torch.Tensor:
+        """The storage in use."""
+
+    def point(self, target: torch.Tensor) -> None:
+        """Use `target`, a tensor of the same shape and type, from now on."""
+
+
 class WeightVersions:
-    """Weight versions of one model chunk. W_0 is the initial version; at most two are alive.
+    """Weight versions of one model chunk. W_0 is the initial version.
 
     Args:
-        params: the parameters of the chunk; their present data become version `newest`.
-        newest: number of that version.
+        pointers: everything that an update changes.
+        limit: how many versions may be alive. With 1, an update overwrites the weights, which is right where
+            nothing in flight was computed with them.
+        newest: number of the version that the pointers now show.
     """
 
-    def __init__(self, params: Iterable[torch.nn.Parameter], newest: int = 0) -> None:
-        self._params = list(params)
-        current = [param.data for param in self._params]
-        self._alive: dict[int, list[torch.Tensor]] = {newest: current}
-        self._spare: list[torch.Tensor] | None = [torch.empty_like(data) for data in current]
-        self._used = newest
+    def __init__(self, pointers: Iterable[Pointer], *, limit: int, newest: int = 0) -> None:
+        self._pointers = list(pointers)
+        self._limit = limit
+        self._alive: dict[int, list[torch.Tensor]] = {newest: [pointer.target for pointer in self._pointers]}
+        # Allocated now, so that a run's memory is known from its first batch on.
+        self._free = [[torch.empty_like(target) for target in self._alive[newest]] for _ in range(limit - 1)]
+        self._opened: list[torch.Tensor] | None = None
+        self._used: int | None = newest
 
     @property
     def newest(self) -> int:
@@ -42,26 +58,26 @@ class WeightVersions:
         self._used = version
 
     def open_next(self) -> None:
-        """Retire the older version and prepare its buffer, filled with the newest weights, for the next update.
+        """Retire the oldest version if there is no room, and prepare the next one as a copy of the newest.
 
-        The parameters point at that buffer afterwards: an in-place optimizer step on them, or a copy from master
-        weights into them, writes the next version and leaves the newest one as it is.
+        The pointers show the copy afterwards: an in-place optimizer step on the weights, or a copy from master
+        weights into them, writes the next version and leaves the others as they are.
         """
-        newest = self.newest
-        if self._spare is None:
-            self._spare = self._alive.pop(min(self._alive))
-        torch._foreach_copy_(self._spare, self._alive[newest])
-        self._point_at(self._spare)
+        newest = self._alive[self.newest]
+        if len(self._alive) == self._limit:
+            self._free.append(self._alive.pop(min(self._alive)))
+        self._opened = self._free.pop()
+        if self._opened is not newest:
+            torch._foreach_copy_(self._opened, newest)
+        self._point_at(self._opened)
+        self._used = None
 
-    def publish_next(self) -> int:
-        """Make the buffer that `open_next` prepared the newest version; return its number."""
-        assert self._spare is not None
-        version = self.newest + 1
-        self._alive[version] = self._spare
-        self._spare = None
+    def publish_next(self, version: int) -> None:
+        """Make what `open_next` prepared `version`, the newest one, and use it."""
+        assert self._opened is not None
+        self._alive[version], self._opened = self._opened, None
         self._used = version
-        return version
 
-    def _point_at(self, buffers: Sequence[torch.Tensor]) -> None:
-        for param, data in zip(self._params, buffers, strict=True):
-            param.data = data
+    def _point_at(self, targets: Sequence[torch.Tensor]) -> None:
+        for pointer, target in zip(self._pointers, targets, strict=True):
+            pointer.point(target)

@@ -129,17 +129,57 @@ def _split_sizes_as_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class _Stream:
-    """Stands in for `torch.cuda.Stream`: CPU kernels run in program order, so there is nothing to wait for."""
+def _uneven_shards_by_broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if len({part.numel() for part in tensor_list}) == 1:
+            return original(tensor_list, tensor, group=group, async_op=async_op)
+        for index, rank in enumerate(torch.distributed.get_process_group_ranks(group)):
+            if tensor_list[index].numel():
+                torch.distributed.broadcast(tensor_list[index], src=rank, group=group)
+        return None
+
+    return wrapper
+
+
+class _Event:
+    """Stands in for `torch.cuda.Event`: whatever came before it on a CPU is done."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Stream:
+    """Stands in for `torch.cuda.Stream`: CPU kernels run in program order, so all streams are one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
 
     def wait_stream(self, stream: Any) -> None:
         pass
 
     def wait_event(self, event: Any) -> None:
         pass
+
+    def record_event(self, event: Any = None) -> _Event:
+        return _Event()
 
     def synchronize(self) -> None:
         pass
@@ -228,6 +268,18 @@ PATCHES: tuple[Patch, ...] = (
         _constant(CPU),
     ),
     Patch(
+        "torch.cuda:get_device_capability",
+        "--moe-grouped-gemm is checked against the GPU; on CPUs the experts of the local modules ignore it",
+        "training/arguments.py: dc = torch.cuda.get_device_capability()",
+        _constant((8, 0)),
+    ),
+    Patch(
+        "megatron.training.arguments:get_device_arch_version",
+        "tensor and expert parallelism are checked against the GPU's generation; 8 leaves every feature on",
+        "training/arguments.py: get_device_arch_version()",
+        _constant(8),
+    ),
+    Patch(
         "torch.cuda:synchronize",
         "the timers synchronize the device",
         "core/timers.py: torch.cuda.synchronize()",
@@ -244,6 +296,12 @@ PATCHES: tuple[Patch, ...] = (
         "shared experts and optimizers make side streams",
         "core/transformer/moe/shared_experts.py: torch.cuda.Stream()",
         lambda original: _Stream,
+    ),
+    Patch(
+        "torch.cuda:Event",
+        "the shared expert and the dispatcher order streams by events",
+        "core/transformer/moe/token_dispatcher.py: self.d2h_event",
+        lambda original: _Event,
     ),
     Patch(
         "torch.cuda:stream",
@@ -294,6 +352,12 @@ PATCHES: tuple[Patch, ...] = (
         _calls(_set_rng_state),
     ),
     Patch(
+        "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+        "the layer insists on flash-linear-attention, whose kernels need a GPU; ours computes in torch",
+        "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
+        lambda original: True,
+    ),
+    Patch(
         "torch.distributed:barrier",
         "gloo refuses device_ids",
         "core/parallel_state.py: device_ids=[torch.cuda.current_device()],",
@@ -304,6 +368,12 @@ PATCHES: tuple[Patch, ...] = (
         "the token dispatcher passes split sizes as tensors; gloo takes lists",
         "core/tensor_parallel/mappings.py: output_split_sizes=output_split_sizes,",
         _split_sizes_as_lists,
+    ),
+    Patch(
+        "torch.distributed:all_gather",
+        "the layer-wise optimizer gathers shards of different sizes; gloo takes equal ones",
+        "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
+        _uneven_shards_by_broadcast,
     ),
 )
 

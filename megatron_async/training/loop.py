@@ -2,6 +2,7 @@
 """The step loop: segments of batches between known drains, with evaluation, checkpoints and logging in between."""
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,13 @@ import torch
 import torch.distributed as dist
 
 from megatron_async import megatron, rules
-from megatron_async.optim import corrections
-from megatron_async.optim.oracle import DelayedWeights
+from megatron_async.optim import corrections, oracle
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training.metrics import BatchNumbers, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
-from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps
+from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
 
 
 @dataclass(slots=True)
@@ -69,6 +69,10 @@ class Loop:
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
         self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
+        self._optimizers = _by_chunk(args, optimizer)
+        self._schedulers = [megatron.scheduler_for(scheduler, chunk) for chunk in self._optimizers]
+        self._reports: dict[int, list[UpdateReport]] = {}
+        self._learning_rates: dict[int, float] = {}
         self._clock = _Clock()
         self._last_of_segment = -1
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
@@ -123,65 +127,76 @@ class Loop:
         return min([args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)])
 
     def _make_steps(self, train_data: Any) -> Steps:
-        common: dict[str, Any] = {
-            "args": self._args,
-            "model": self.model,
-            "optimizer": self._optimizer,
-            "forward_step": self._forward_step,
-            "data_iterator": train_data,
-            "phases": self._phases,
-            "hooks": Hooks(
-                losses=self._losses,
-                before_update=self._before_update,
-                shared=self._shared,
-                updated=self._updated,
+        args = self._args
+        training = Training(
+            args=args,
+            model=self.model,
+            optimizers=self._optimizers,
+            forward_step=self._forward_step,
+            data_iterators=train_data if isinstance(train_data, list) else [train_data],
+            phases=self._phases,
+            hooks=Hooks(
+                losses=self._losses, before_update=self._before_update, shared=self._shared, updated=self._updated
             ),
-            "timeline": self.timeline,
-        }
-        if self._args.pipeline_schedule == "1f1b":
-            return MegatronSteps(**common, oracle=self._make_oracle())
-        return DelayedSteps(**common, newest_version=self._args.iteration)
-
-    def _make_oracle(self) -> DelayedWeights | None:
-        if self._args.gradient_delay is None:
-            return None
-        delay = int(self._args.gradient_delay)
-        return DelayedWeights({param: delay for chunk in self.model for param in chunk.parameters()})
+            timeline=self.timeline,
+        )
+        if args.pipeline_schedule != "1f1b":
+            return DelayedSteps(training, newest_version=args.iteration)
+        if args.gradient_delay is None:
+            return MegatronSteps(training, None)
+        (model,) = megatron.unwrap_model(self.model)
+        return MegatronSteps(training, oracle.make(args.gradient_delay, model, args.num_layers))
 
     def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         self.metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
 
-    def _before_update(self, batch: int) -> None:
+    def _before_update(self, chunk: int, batch: int) -> None:
         if self._correction is not None:
             self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
-    def _shared(self, batch: int) -> tuple[float, ...]:
-        """The share of the batch's time that this rank computed."""
+    def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
+        """The share of the batch's time that this rank computed; measured once for a batch."""
+        if chunk != 0:
+            return (0.0,)
         elapsed = self._clock.complete(batch)
         return (min(1.0, self.timeline.busy_since_last() / elapsed),)
 
     def _updated(self, report: UpdateReport) -> int | None:
-        args = self._args
-        learning_rate = megatron.get_canonical_lr_for_logging(self._optimizer.param_groups)
+        args, batch = self._args, report.batch
+        self._learning_rates[batch] = self._learning_rate(report.chunk)
         if not report.skipped:
-            self._scheduler.step(increment=args.global_batch_size)
-        args.consumed_train_samples += args.global_batch_size
-        elapsed = self._clock.completed.pop(report.batch)
-        if report.batch == self._last_of_segment and report.shared:
+            self._schedulers[report.chunk].step(increment=args.global_batch_size)
+        reports = self._reports.setdefault(batch, [])
+        reports.append(report)
+        if len(reports) == len(self._optimizers):
+            self._complete(self._reports.pop(batch))
+        return None
+
+    def _complete(self, reports: Sequence[UpdateReport]) -> None:
+        """Every chunk of this rank has had its update of a batch."""
+        batch = reports[0].batch
+        self._args.consumed_train_samples += self._args.global_batch_size
+        elapsed = self._clock.completed.pop(batch)
+        busy = sum(report.shared[0] for report in reports) if reports[0].shared else None
+        if batch == self._last_of_segment and busy is not None:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
         self.metrics.batch(
             BatchNumbers(
-                iteration=report.batch + 1,
-                grad_norm=report.grad_norm,
-                learning_rate=float(learning_rate if learning_rate is not None else 0.0),
-                skipped=report.skipped,
+                iteration=batch + 1,
+                grad_norm=math.hypot(*(report.grad_norm for report in reports)),
+                learning_rate=self._learning_rates.pop(batch),
+                skipped=any(report.skipped for report in reports),
                 elapsed=elapsed,
-                bubble_share=1.0 - report.shared[0] / self._world if report.shared else None,
+                bubble_share=None if busy is None else 1.0 - busy / self._world,
             )
         )
-        return None
+
+    def _learning_rate(self, chunk: int) -> float:
+        rate = megatron.get_canonical_lr_for_logging(self._optimizers[chunk].param_groups)
+        return 0.0 if rate is None else float(rate)
 
     def _save(self, iteration: int) -> None:
+        self._scheduler.num_steps = self._schedulers[0].num_steps
         megatron.save_checkpoint(
             iteration,
             self.model,
@@ -189,3 +204,8 @@ class Loop:
             self._scheduler,
             self._args.num_floating_point_operations_so_far,
         )
+
+
+def _by_chunk(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[megatron.MegatronOptimizer]:
+    """The optimizers that are stepped separately: one for each chunk under WPipe, else one for all."""
+    return list(optimizer.chained_optimizers) if args.pipeline_schedule == "wpipe" else [optimizer]

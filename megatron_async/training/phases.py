@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from megatron_async.schedules.actions import VersionRule, delayed_versions
+from megatron_async.schedules.actions import VersionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,10 @@ class Phases:
         """Whether a correction applies: batch S still had fresh weights, so its update is plain."""
         return self.sync_start < batch < self.cooldown_from
 
-    def end_of_phase(self, batch: int, total: int) -> int:
-        """The first batch after `batch` that cannot be in the same segment as it."""
-        if self.synchronous(batch):
-            return batch + 1
-        return min(self.cooldown_from, total)
+    def end_of_segment(self, batch: int, end: int) -> int:
+        """The first batch after `batch`, at most `end`, that cannot be in the same segment as it."""
+        return batch + 1 if self.synchronous(batch) else min(self.cooldown_from, end)
 
-    @property
-    def versions(self) -> VersionRule:
-        """Batch -> weight version it is computed with."""
-        return delayed_versions(synchronous_start=self.sync_start, cooldown_from=self.cooldown_from)
+    def versions(self, delay: int) -> VersionRule:
+        """Batch -> weight version it is computed with, where weights are `delay` updates old in the delayed middle."""
+        return lambda batch: batch if self.synchronous(batch) else max(batch - delay, self.sync_start)

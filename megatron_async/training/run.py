@@ -2,6 +2,7 @@
 """From checked arguments to a finished run: Megatron's building blocks in order."""
 
 import argparse
+import contextlib
 import platform
 from functools import partial
 from importlib.metadata import version
@@ -47,13 +48,15 @@ def build(args: argparse.Namespace) -> Loop:
     megatron.update_train_iters(args)
     registry.register(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
-    model, optimizer, scheduler = megatron.setup_model_and_optimizer(
-        megatron.GPT,
-        cfg_container=container,
-        pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
-    )
+    with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
+        model, optimizer, scheduler = megatron.setup_model_and_optimizer(
+            megatron.GPT,
+            cfg_container=container,
+            pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
+        )
+    megatron.complete_layer_wise(optimizer, container.optimizer)
     registry.finish(args, model, optimizer)
-    train_data, valid_data, _ = megatron.build_train_valid_test_data_iterators(_dataset_provider(args))
+    train_data, valid_data = _data_iterators(args)
     return Loop(
         args=args,
         model=model,
@@ -74,10 +77,19 @@ def close() -> None:
     megatron.shut_down()
 
 
-def _dataset_provider(args: argparse.Namespace) -> Any:
-    provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer())
-    provider.is_distributed = True  # type: ignore[attr-defined]
-    return provider
+def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
+
+    def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
+        provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer(), vp_stage=vp_stage)
+        provider.is_distributed = True  # type: ignore[attr-defined]
+        return megatron.build_train_valid_test_data_iterators(provider)
+
+    if args.virtual_pipeline_model_parallel_size is None:
+        train, valid, _ = build(None)
+        return train, valid
+    stages = [build(vp_stage) for vp_stage in range(args.virtual_pipeline_model_parallel_size)]
+    return [train for train, _, _ in stages], [valid for _, valid, _ in stages]
 
 
 def _metrics(args: argparse.Namespace) -> Metrics:

@@ -1,22 +1,25 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Two ways to run batches: Megatron-Core's own synchronous step, and a segment of a delayed schedule."""
+"""Two ways to run batches: Megatron-Core's own synchronous step, and segments of a delayed schedule."""
 
 import argparse
 import contextlib
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from megatron_async import megatron
-from megatron_async.optim.oracle import DelayedWeights
-from megatron_async.pipeline.executor import Compute, Executor, Hooks
+from megatron_async.optim.oracle import Oracle
+from megatron_async.pipeline.executor import Chunk, Executor, Hooks, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
 from megatron_async.pipeline.links import Message, connect
+from megatron_async.pipeline.pointers import pointers
+from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
-from megatron_async.pipeline.update import DeferredUpdate, UpdateReport
+from megatron_async.pipeline.update import DeferredUpdate, UpdateReport, UpdateRule
 from megatron_async.pipeline.weights import WeightVersions
-from megatron_async.schedules import two_bw
+from megatron_async.schedules import pipedream, two_bw, wpipe
 from megatron_async.training.phases import Phases
 
 
@@ -27,31 +30,37 @@ class Steps(Protocol):
         """Run up to `batches` batches; return how many were run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What both ways to run batches are made of.
+
+    Attributes:
+        model: this rank's wrapped model chunks.
+        optimizers: Megatron's optimizer of each chunk; one for all of them in a synchronous run.
+        forward_step: Megatron's forward step function.
+        data_iterators: micro-batches for each chunk, None where a chunk needs no data.
+    """
+
+    args: argparse.Namespace
+    model: list[Any]
+    optimizers: list[megatron.MegatronOptimizer]
+    forward_step: Any
+    data_iterators: Sequence[Any]
+    phases: Phases
+    hooks: Hooks
+    timeline: Timeline
+
+
 class MegatronSteps:
     """Megatron's schedule function and optimizer step, batch by batch.
 
-    With an oracle, gradients are taken at older weights: the emulated delay.
-
     Args:
-        oracle: delayed weights, or None for a synchronous run.
+        oracle: takes gradients at older weights, the emulated delay; None for a synchronous run.
     """
 
-    def __init__(
-        self,
-        *,
-        args: argparse.Namespace,
-        model: list[Any],
-        optimizer: megatron.MegatronOptimizer,
-        forward_step: Any,
-        data_iterator: Any,
-        phases: Phases,
-        oracle: DelayedWeights | None,
-        hooks: Hooks,
-        timeline: Timeline,
-    ) -> None:
-        self._args, self._model, self._optimizer = args, model, optimizer
-        self._forward_step, self._data_iterator = forward_step, data_iterator
-        self._phases, self._oracle, self._hooks, self._timeline = phases, oracle, hooks, timeline
+    def __init__(self, training: Training, oracle: Oracle | None) -> None:
+        self._training, self._oracle = training, oracle
+        (self._optimizer,) = training.optimizers
         self._forward_backward = megatron.get_forward_backward_func()
 
     def run(self, first_batch: int, batches: int) -> int:
@@ -62,105 +71,141 @@ class MegatronSteps:
         return batches
 
     def _step(self, batch: int) -> int | None:
-        delayed = self._oracle is not None and not self._phases.synchronous(batch)
-        for chunk in self._model:
+        training = self._training
+        oracle = None if training.phases.synchronous(batch) else self._oracle
+        for chunk in training.model:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        with self._oracle.stale() if delayed and self._oracle else contextlib.nullcontext():
-            with megatron.timed_schedule(self._timeline, batch, megatron.get_num_microbatches()):
-                losses = self._forward_backward(
-                    forward_step_func=self._forward_step,
-                    data_iterator=self._data_iterator,
-                    model=self._model,
-                    num_microbatches=megatron.get_num_microbatches(),
-                    seq_length=self._args.seq_length,
-                    micro_batch_size=self._args.micro_batch_size,
-                    decoder_seq_length=self._args.decoder_seq_length,
-                    forward_only=False,
-                )
+        with oracle.stale() if oracle else contextlib.nullcontext():
+            losses = self._forward_and_backward(batch)
         if losses:
-            self._hooks.losses(batch, losses)
-        self._hooks.before_update(batch)
-        with self._timeline.span("U", batch=batch, version=batch + 1):
-            skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer)
-        if self._oracle is not None:
-            self._oracle.record() if delayed else self._oracle.restart()
-        self._hooks.shared(batch)
-        return self._hooks.updated(UpdateReport(batch, grad_norm, skipped, ()))
+            training.hooks.losses(batch, losses)
+        training.hooks.before_update(0, batch)
+        with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0):
+            groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
+            skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
+        if oracle:
+            oracle.record()
+        elif self._oracle:
+            self._oracle.restart()
+        training.hooks.shared(0, batch)
+        return training.hooks.updated(UpdateReport(0, batch, grad_norm, skipped, ()))
+
+    def _forward_and_backward(self, batch: int) -> list[dict[str, torch.Tensor]]:
+        training = self._training
+        interleaved = len(training.model) > 1
+        with megatron.timed_schedule(training.timeline, batch, megatron.get_num_microbatches()):
+            return self._forward_backward(
+                forward_step_func=training.forward_step,
+                data_iterator=list(training.data_iterators) if interleaved else training.data_iterators[0],
+                model=training.model,
+                num_microbatches=megatron.get_num_microbatches(),
+                seq_length=training.args.seq_length,
+                micro_batch_size=training.args.micro_batch_size,
+                decoder_seq_length=training.args.decoder_seq_length,
+                forward_only=False,
+            )
+
+
+SCHEDULES = {"2bw": two_bw, "wpipe": wpipe, "pipedream": pipedream}
 
 
 class DelayedSteps:
-    """Segments of a delayed schedule through the executor; a synchronous batch is a segment of its own."""
+    """Segments of a delayed schedule through the executor; a synchronous batch is a segment of its own.
 
-    def __init__(
-        self,
-        *,
-        args: argparse.Namespace,
-        model: list[Any],
-        optimizer: megatron.MegatronOptimizer,
-        forward_step: Any,
-        data_iterator: Any,
-        phases: Phases,
-        hooks: Hooks,
-        timeline: Timeline,
-        newest_version: int,
-    ) -> None:
-        (chunk,) = model
+    Args:
+        newest_version: number of updates that the weights have had.
+    """
+
+    def __init__(self, training: Training, *, newest_version: int) -> None:
+        args, self._phases = training.args, training.phases
         groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
-        stage, stages = groups.pp.rank(), groups.pp.size()
-        config = megatron.get_model_config(chunk)
-        (shape,) = megatron.get_tensor_shapes(
-            seq_length=args.seq_length,
-            micro_batch_size=args.micro_batch_size,
-            decoder_seq_length=None,
-            config=config,
-            tp_group=groups.tp,
-            cp_group=groups.cp,
-        )
-        microbatches = megatron.get_num_microbatches()
-        self.weights = WeightVersions(chunk.parameters(), newest=newest_version)
-        gradients = GradientGenerations(chunk)
-        self._phases = phases
-        self._plan = partial(
-            two_bw.stage_actions,
-            stages=stages,
-            stage=stage,
-            microbatches=microbatches,
-            versions=phases.versions,
-        )
+        self._stage, self._stages = groups.pp.rank(), groups.pp.size()
+        self._schedule = SCHEDULES[args.pipeline_schedule]
+        self._microbatches = megatron.get_num_microbatches()
+        self.delays = chunk_delays(args.pipeline_schedule, stage=self._stage, stages=self._stages)
+        self.chunks = [_make_chunk(training, index, delay, newest_version) for index, delay in enumerate(self.delays)]
         self._executor = Executor(
-            compute=Compute(
-                chunk=chunk,
-                forward_step=forward_step,
-                data_iterator=data_iterator,
-                microbatches=microbatches,
-                context_parallel_size=groups.cp.size(),
-                last_stage=stage == stages - 1,
-            ),
+            chunks=self.chunks,
+            step=MicrobatchStep(training.forward_step, self._microbatches, groups.cp.size()),
             links=connect(
                 torch.distributed.get_process_group_ranks(groups.pp),
-                stage,
-                Message(tuple(shape), config.pipeline_dtype, megatron.device()),
+                self._stage,
+                _message(args, megatron.get_model_config(training.model[0]), groups),
+                # 2BW and PipeDream prove that message i - 2 has been taken when message i is sent. WPipe runs up to
+                # 2P forwards ahead of their backwards.
+                sends_in_flight=2 if len(self.chunks) == 1 else 2 * self._stages,
             ),
-            weights=self.weights,
-            gradients=gradients,
-            update=DeferredUpdate(
-                chunk=chunk,
-                optimizer=optimizer,
-                weights=self.weights,
-                gradients=gradients,
-                clip_grad=args.clip_grad,
-            ),
-            hooks=hooks,
-            timeline=timeline,
+            hooks=training.hooks,
+            timeline=training.timeline,
         )
 
     def run(self, first_batch: int, batches: int) -> int:
-        end = self._phases.end_of_phase(first_batch, first_batch + batches)
+        end = self._phases.end_of_segment(first_batch, first_batch + batches)
         done = self._executor.run(
-            lambda count: self._plan(first_batch=first_batch, batches=count),
+            lambda count: self._schedule.stage_actions(
+                stages=self._stages,
+                stage=self._stage,
+                microbatches=self._microbatches,
+                batches=count,
+                first_batch=first_batch,
+                versions=self._phases.versions(self.delays[0]),
+            ),
             first_batch=first_batch,
-            batches=min(end - first_batch, batches),
+            batches=end - first_batch,
         )
-        self.weights.use(self.weights.newest)
+        for chunk in self.chunks:
+            chunk.weights.use(chunk.weights.newest)
         return done
+
+
+def chunk_delays(schedule: str, *, stage: int, stages: int) -> list[int]:
+    """Gradient delay, in updates, of each chunk that a rank holds."""
+    return {"2bw": [1], "wpipe": [1, 0], "pipedream": [stages - 1 - stage]}[schedule]
+
+
+def _make_chunk(training: Training, index: int, delay: int, newest_version: int) -> Chunk:
+    args, module, optimizer = training.args, training.model[index], training.optimizers[index]
+    for param in module.parameters():
+        megatron.mark_delay(param, delay)
+    weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
+    gradients = GradientGenerations(module)
+    routers = RouterBiases(
+        module,
+        megatron.mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
+        args.moe_router_bias_update_rate,
+    )
+    return Chunk(
+        module=module,
+        data_iterator=training.data_iterators[index],
+        first=megatron.get_attr_wrapped_model(module, "pre_process"),
+        last=megatron.get_attr_wrapped_model(module, "post_process"),
+        weights=weights,
+        gradients=gradients,
+        routers=routers,
+        update=DeferredUpdate(
+            index=index,
+            chunk=module,
+            optimizer=optimizer,
+            weights=weights,
+            gradients=gradients,
+            routers=routers,
+            rule=UpdateRule(
+                clip_grad=args.clip_grad,
+                per_token=args.calculate_per_token_loss,
+                stage_norm=args.pipeline_schedule == "pipedream",
+            ),
+        ),
+    )
+
+
+def _message(args: argparse.Namespace, config: Any, groups: megatron.ProcessGroupCollection) -> Message:
+    (shape,) = megatron.get_tensor_shapes(
+        seq_length=args.seq_length,
+        micro_batch_size=args.micro_batch_size,
+        decoder_seq_length=None,
+        config=config,
+        tp_group=groups.tp,
+        cp_group=groups.cp,
+    )
+    return Message(tuple(shape), config.pipeline_dtype, megatron.device())

@@ -55,7 +55,7 @@ class Correction:
             optimizer.register_step_post_hook(self._after_step)
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        """Called before a step with those of the optimizer's parameters that have a gradient."""
+        """Called before a step with those of the optimizer's parameters that have a delayed gradient."""
 
     def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
         """Called after the step, with the same parameters."""
@@ -89,8 +89,13 @@ class Correction:
 
 
 def stepped_params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Parameters of an optimizer that have a gradient: those that a step changes."""
-    return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    """Parameters that a step changes with a delayed gradient; those of no delay need no correction."""
+    return [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None and getattr(param, "gradient_delay", 1) > 0
+    ]
 
 
 def data_of(params: Iterable[Tensor]) -> list[Tensor]:

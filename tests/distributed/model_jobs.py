@@ -1,0 +1,31 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs for the worker pool that train presets."""
+
+from collections.abc import Sequence
+
+from tests.distributed.jobs import Outcome, _observe
+
+RUN = (
+    "--device cpu --seq-length 24 --max-position-embeddings 24 --micro-batch-size 1 --global-batch-size 4 "
+    "--train-iters 3 --optimizer adam --lr 0.002 --lr-decay-style constant --weight-decay 0.1 --clip-grad 1.0 "
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 61 --make-vocab-size-divisible-by 8 "
+    "--eval-interval 1000 --eval-iters 0 --num-workers 0 --seed 7"
+).split()
+
+
+def train(arguments: Sequence[str]) -> Outcome:
+    """Train what `--model` among the arguments names."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+
+    outcome = Outcome()
+    loop = run.build(command_line.parse([*RUN, *arguments]))
+    _observe(loop, outcome)
+    loop.run()
+    loop.metrics.close()
+    for chunk in megatron.unwrap_model(loop.model):
+        outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+    run.close()
+    return outcome

@@ -1,0 +1,71 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Every miniature trains the same on one process and on a pipeline."""
+
+import numpy as np
+import pytest
+
+from megatron_async.models.presets import PRESETS
+from tests.distributed.jobs import Outcome
+from tests.distributed.pool import Pool
+from tests.distributed.test_parity import ATOL, RTOL, assert_same_run
+
+MINIATURES = [name for name, preset in PRESETS.items() if preset.miniature_of]
+# One period of the hybrid, so that with two stages one of them holds linear attention only.
+SHORT = {"moe-10b-hybrid-mini": "--num-layers 4", "smollm2-360m-mini": "--num-layers 4"}
+
+
+def train(pool: Pool, arguments: str, ranks: int) -> list[Outcome]:
+    return pool.run("tests.distributed.model_jobs:train", arguments.split(), ranks=ranks)
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_two_stages_equal_one_process(pool, name):
+    model = f"--model {name} {SHORT.get(name, '')}"
+    (expected,) = train(pool, model, 1)
+    assert_same_run(train(pool, f"{model} --pipeline-model-parallel-size 2", 2), expected)
+    assert expected.losses[-1] < expected.losses[0]
+
+
+LAYOUTS = {
+    "TP2": "--tensor-model-parallel-size 2 --sequence-parallel",
+    "EP2": "--expert-model-parallel-size 2",
+    "full recomputation": "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+    "uneven stages": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hybrid_on_other_layouts(pool, layout):
+    """Gated DeltaNet's fused projections, its heads' norm and the experts are cut over ranks and give the same run."""
+    model = f"--model moe-10b-hybrid-mini {SHORT['moe-10b-hybrid-mini']}"
+    (expected,) = train(pool, model, 1)
+    for outcome in train(pool, f"{model} {LAYOUTS[layout]}", 2):
+        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
+        if outcome.losses:
+            np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
+        for name, value in outcome.weights.items():
+            if value.shape == expected.weights[name].shape:
+                # Adam divides by the size of a gradient: where that is near 0, the order of sums shows.
+                np.testing.assert_allclose(value, expected.weights[name], rtol=RTOL, atol=1e-4, err_msg=name)
+
+
+def test_dense_tensor_parallel_without_sequence_parallel(pool):
+    (expected,) = train(pool, "--model smollm2-135m-mini --num-attention-heads 6 --num-query-groups 2", 1)
+    split = "--model smollm2-135m-mini --num-attention-heads 6 --num-query-groups 2 --tensor-model-parallel-size 2"
+    for outcome in train(pool, split, 2):
+        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
+        np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
+
+
+def test_linear_attention_tensor_parallel_without_sequence_parallel(pool):
+    """The norm of the heads' outputs has a gradient on every tensor rank; all of them count."""
+    dense = (
+        "--model smollm2-135m-mini --num-layers 2 --num-attention-heads 6 --num-query-groups 2 "
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-num-key-heads 2 "
+        "--linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8"
+    )
+    (expected,) = train(pool, dense, 1)
+    for outcome in train(pool, f"{dense} --tensor-model-parallel-size 2", 2):
+        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
+        np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
