@@ -132,8 +132,10 @@ __all__ = [
     "save_checkpoint",
     "set_global_variables",
     "setup_model_and_optimizer",
+    "shards_of",
     "shut_down",
     "step_unless_not_finite",
+    "tensor_parallel",
     "tensor_parallel_place",
     "tensor_shards",
     "tied_embedding",
@@ -255,6 +257,14 @@ def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any],
         if isinstance(inner, DistributedOptimizer):
             for param, (group, _) in inner.model_param_group_index_map.items():
                 yield inner.optimizer.param_groups[group], param
+
+
+def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
+    """(what a distributed optimizer steps on, the model parameter that it is a part of)."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, position) in inner.model_param_group_index_map.items():
+                yield inner.optimizer.param_groups[group]["params"][position], param
 
 
 @torch.no_grad()

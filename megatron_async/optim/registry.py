@@ -67,6 +67,20 @@ def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimize
         _print_table(args, roles.table(ranks), chosen)
 
 
+def roles_of_masters(
+    chunks: Sequence[torch.nn.Module], optimizer: megatron.MegatronOptimizer
+) -> dict[torch.Tensor, str]:
+    """What this rank's optimizers step on -> its role."""
+    names = {
+        id(tensor): roles.role_of(name, param).name
+        for chunk in megatron.unwrap_model(list(chunks))
+        for name, param in global_names(chunk)
+        for tensor in (param, megatron.master_of(param))
+    }
+    names |= {id(shard): names[id(param)] for shard, param in megatron.shards_of(optimizer)}
+    return {param: names[id(param)] for _, _, param in megatron.master_params(optimizer)}
+
+
 def _give_layouts_to_masters(chunks: Sequence[torch.nn.Module]) -> None:
     """Megatron's fp32 copies of parameters leave attributes behind that they do not know."""
     for chunk in chunks:
