@@ -206,6 +206,7 @@ class Loop:
         """Every chunk of this rank has had its update of a batch."""
         batch = reports[0].batch
         if self._statistics is not None and (batch + 1) % self._args.log_update_statistics == 0:
+            self._statistics.active = False
             self.metrics.extra(batch + 1, self._statistics.reduce())
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)

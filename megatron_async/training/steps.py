@@ -99,12 +99,12 @@ class MegatronSteps:
             replay.forget()
         if losses:
             training.hooks.losses(batch, losses)
-        training.hooks.before_update(0, batch)
-        for adam in self._adams:
-            adam.fresh = newest
         if measures and self._report_staleness is not None:
             stale = fresh.clipped(self._optimizer, training.args.clip_grad)
             self._report_staleness(batch, fresh.staleness(self._optimizer, self._correction, stale, newest))
+        training.hooks.before_update(0, batch)
+        for adam in self._adams:
+            adam.fresh = newest
         with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0):
             groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
             skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
