@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Corrections against plain Python on a scalar, and what they promise for every optimizer."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -19,9 +20,9 @@ from megatron_async.optim.corrections import (
     GradientErrorFeedback,
     UpdatedWeightPrediction,
     WeightPrediction,
+    base,
     step_in_pieces,
 )
-from megatron_async.optim.corrections import base
 
 CLASSES = [ErrorFeedback, WeightPrediction, UpdatedWeightPrediction, DelayCompensation, GradientErrorFeedback]
 LR, MU, STEPS = 0.1, 0.5, 7
@@ -142,9 +143,7 @@ def test_error_feedback_for_every_optimizer(info: OptimizerInfo) -> None:
             if last is not None:
                 expected = expected - 0.5 * (updates[position] - last[position])
             torch.testing.assert_close(param.detach(), expected, rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(
-                optimizer.state[param][PREVIOUS_UPDATE], updates[position], rtol=1e-5, atol=1e-7
-            )
+            torch.testing.assert_close(optimizer.state[param][PREVIOUS_UPDATE], updates[position], rtol=1e-5, atol=1e-7)
         last = updates
 
 
@@ -266,7 +265,7 @@ def test_what_is_remembered_is_in_the_optimizers_state(kind: type[Correction]) -
     others = [Parameter(param.detach().clone()) for param in params]
     resumed = find("adam").build(others, lr=1.0)
     correction = kind([resumed], 1.0)
-    resumed.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors otherwise
     assert kind.STATE in (PREVIOUS_UPDATE, PREVIOUS_GRADIENT) and kind.STATE in resumed.state[others[0]]
     correction.active = True
     for param, other in zip(params, others, strict=True):
