@@ -151,7 +151,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if (objection := megatron.check_arguments(args)) is not None:
         # Megatron stops at its first objection. That about the number of processes is one of our rules already.
         problems += [] if problems and objection.startswith("world size (") else [objection]
-    elif not problems:
+    else:
         problems += rules.after_megatron(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))

@@ -67,6 +67,7 @@ class Loop:
     ) -> None:
         self._args, self.model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._forward_step, self._valid_data, self.metrics = forward_step, valid_data, metrics
+        self.train_data = train_data
         self._config = megatron.get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
         # In the order of their hooks around a step.

@@ -31,10 +31,11 @@ class Outcome:
     skipped: list[bool] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
     weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    tensor_rank: int = 0
 
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
-    """Train with the base arguments and `arguments`; before every forward and backward, sleep up to `sleep_ms`."""
+    """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
     from megatron_async import arguments as command_line
     from megatron_async import megatron
     from megatron_async.models.naming import global_names
@@ -49,6 +50,7 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     loop.metrics.close()
     for chunk in megatron.unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+    outcome.tensor_rank = megatron.mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
 
@@ -83,3 +85,38 @@ def _stall(loop: Any, sleep_ms: float) -> None:
         return span(kind, **labels)
 
     loop.timeline.span = stalled
+
+
+def initial_state(
+    arguments: Sequence[str], batches: int
+) -> tuple[dict[str, np.ndarray[Any, Any]], list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]:
+    """Initial weights of a one-process run, and (tokens, labels) [samples, sequence] of its first batches."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    loop = run.build(args)
+    (model,) = megatron.unwrap_model(loop.model)
+    weights = {name: param.detach().numpy().copy() for name, param in global_names(model)}
+    data = []
+    for _ in range(batches):
+        samples = [next(loop.train_data) for _ in range(args.global_batch_size // args.micro_batch_size)]
+        data.append(tuple(np.concatenate([sample[key].numpy() for sample in samples]) for key in ("tokens", "labels")))
+    loop.metrics.close()
+    run.close()
+    return weights, data
+
+
+def command(arguments: Sequence[str]) -> tuple[int, str]:
+    """Exit status of the entry point with exactly these arguments, and what it wrote to stderr."""
+    import contextlib
+    import io
+
+    from megatron_async import pretrain
+
+    written = io.StringIO()
+    with contextlib.redirect_stderr(written):
+        status = pretrain.main(list(arguments))
+    return status, written.getvalue()
