@@ -56,14 +56,14 @@ def check_layout(name: str, shape: tuple[int, ...], layout: Layout) -> None:
     Raises:
         ValueError: the rows do not repeat a whole number of times, or a stack of matrices is fused or cut.
     """
+    if len(shape) == 3 and (layout.rows or layout.shards is not None):
+        raise ValueError(f"{name}: a stack of matrices, shape {shape}, cannot be cut over tensor-parallel ranks.")
     if layout.rows and shape[0] % sum(layout.rows):
         raise ValueError(
             f"{name}: {shape[0]} rows on this rank are not a multiple of its fused blocks {layout.rows} = "
             f"{sum(layout.rows)} rows. Use a tensor-parallel size that divides the number of key/value groups, or "
             "send the fused projection to Adam (--optimizer-for)."
         )
-    if len(shape) == 3 and (layout.rows or layout.shards is not None):
-        raise ValueError(f"{name}: a stack of matrices, shape {shape}, cannot be cut over tensor-parallel ranks.")
 
 
 def layout_of(param: Tensor) -> Layout:

@@ -75,7 +75,9 @@ def step(name: str, start: Tensor, grads: Sequence[Tensor], layout: Layout, **at
     """The weights after some steps."""
     param = Parameter(start.clone())
     setattr(param, LAYOUT, layout)
-    optimizer = SHARDED[name]([param], lr=0.1)
+    # Full precision: in bf16 a norm summed in another order may round differently.
+    precise = {"fp32_matmul_prec": "highest"} if name in MATRIX else {}
+    optimizer = SHARDED[name]([param], lr=0.1, **precise)
     for attribute, value in attributes.items():
         setattr(optimizer, attribute, value)
     for grad in grads:
