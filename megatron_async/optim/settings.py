@@ -206,17 +206,15 @@ def print_list(console: Console | None = None) -> None:
     """Print every optimizer with its update, state, options and sources."""
     console = console or Console()
     table = Table(title="--optimizer", show_lines=True)
-    for column in ("name", "update", "state per element", "options (default, range)", "learning rate; sources"):
-        table.add_column(column, overflow="fold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("update, state, learning rate, sources", overflow="fold")
+    table.add_column("options (default, range)", overflow="fold")
     for info in catalogue.OPTIMIZERS:
         scope = "hidden matrices, the rest by --muon-scalar-optimizer" if info.kind == "matrix" else "all parameters"
+        lines = [f"{info.summary}; {scope}.", *info.update]
+        lines += [f"State: {', '.join(info.state)}; {info.state_per_element} numbers per element."]
+        lines += [f"Learning rate: {info.learning_rate}.", *info.links]
         options = [f"--weight-decay ({default_weight_decay(info.name)}, {info.rules['weight_decay']})"]
         options += [f"{setting.flag} ({setting.default}, {setting.rule})" for setting in settings(info.name)]
-        table.add_row(
-            f"[bold]{info.name}[/bold]\n{scope}",
-            "\n".join((info.summary, *info.update)).replace("[", r"\["),
-            f"{info.state_per_element}\n{', '.join(info.state)}",
-            "\n".join(options).replace("[", r"\["),
-            "\n".join((info.learning_rate, *info.links)),
-        )
+        table.add_row(info.name, *("\n".join(cell).replace("[", r"\[") for cell in (lines, options)))
     console.print(table)
