@@ -84,9 +84,9 @@ def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
     step = loop._forward_step
     batch_of, kept = step._batch, []
 
-    def same(iterator: Any) -> Any:
+    def same(*values: Any) -> Any:
         if not kept:
-            kept.append(batch_of(iterator))
+            kept.append(batch_of(*values))
         return dict(kept[0])
 
     step._batch = same
