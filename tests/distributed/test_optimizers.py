@@ -186,7 +186,7 @@ WRONG = {
     "--optimizer adam --optimizer-for qkv=muon": ["--optimizer adam steps on every parameter"],
     "--optimizer muon --optimizer-for qkv=adam --optimizer-for matrix=adam --optimizer-for expert=adam "
     "--optimizer-for delta-in=adam --optimizer-for delta-out=adam": ["gives all of its roles away"],
-    "--optimizer muon --qk-clip": ["--qk-clip needs"],
+    "--optimizer muon --qk-clip": ["--qk-clip needs", "only supported with TE"],
     "--optimizer muon --muon-tp-mode distributed": ["--muon-tp-mode distributed is not covered"],
     "--optimizer muon --muon-num-ns-steps 0": ["--muon-num-ns-steps 0: allowed: integers >= 1"],
     "--optimizer adam --undelayed-head": ["--undelayed-head.*--gradient-delay"],
