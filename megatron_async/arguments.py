@@ -102,8 +102,12 @@ def _make_parser() -> argparse.ArgumentParser:
             group.add_argument(flag, default=option.default, **keywords)
     megatron.make_parser(parser)
     settings.add_arguments(parser)
-    # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
-    parser.set_defaults(use_layer_wise_param_layout=False)
+    parser.set_defaults(
+        # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
+        use_layer_wise_param_layout=False,
+        log_interval=1,
+        eval_interval=1000,  # Megatron has none, and fails without
+    )
     return parser
 
 

@@ -598,3 +598,10 @@ def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
     copied = copy.copy(scheduler)
     copied.optimizer = optimizer
     return copied
+
+
+def stage_of(rank: int) -> int:
+    """Pipeline stage of a global rank. Collective: every rank must call it, in the same order."""
+    stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
+    dist.broadcast(stage, src=rank)
+    return int(stage.item())

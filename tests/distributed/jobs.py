@@ -120,3 +120,67 @@ def command(arguments: Sequence[str]) -> tuple[int, str]:
     with contextlib.redirect_stderr(written):
         status = pretrain.main(list(arguments))
     return status, written.getvalue()
+
+
+# Collectives that wait unless told otherwise; point-to-point calls that always do.
+_WAITING = (
+    "all_reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "reduce",
+)
+_WAITING += ("all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "monitored_barrier")
+
+
+def blocking_calls(arguments: Sequence[str]) -> list[str]:
+    """Calls that made this rank wait for another stage in steady state: after the third update, before the last two."""
+    import inspect
+
+    import torch.distributed as dist
+
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    loop = run.build(args)
+    stages = {rank: megatron.stage_of(rank) for rank in range(dist.get_world_size())}
+    found: list[str] = []
+    completed = 0
+
+    def watched(name: str) -> Any:
+        original = getattr(dist, name)
+        signature = inspect.signature(original)
+
+        def call(*values: Any, **options: Any) -> Any:
+            given = signature.bind(*values, **options).arguments
+            ranks = dist.get_process_group_ranks(given.get("group"))
+            crosses = len({stages[rank] for rank in ranks}) > 1
+            if 3 <= completed <= args.train_iters - 2 and crosses and not given.get("async_op", False):
+                found.append(name)
+            return original(*values, **options)
+
+        return call
+
+    originals = {name: getattr(dist, name) for name in _WAITING}
+    report = loop.metrics.batch
+
+    def count(numbers: Any) -> None:
+        nonlocal completed
+        completed += 1
+        report(numbers)
+
+    loop.metrics.batch = count
+    for name in _WAITING:
+        setattr(dist, name, watched(name))
+    try:
+        loop.run()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    loop.metrics.close()
+    run.close()
+    return found

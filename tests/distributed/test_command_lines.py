@@ -40,6 +40,7 @@ WRONG = {
     "tied embeddings under wpipe": ("--pipeline-schedule wpipe", ["--untie-embeddings-and-output-weights"]),
     "several micro-batches under pipedream": ("--pipeline-schedule pipedream", ["--global-batch-size must be", "= 1"]),
     "too many synchronous batches": ("--sync-start-iters 4 --sync-cooldown-iters 4", ["is more than --train-iters 6"]),
+    "warm-up longer than the run": ("--lr-warmup-iters 6", ["--lr-warmup-iters 6", "less than"]),
     "GPU wanted": ("--device cuda", ["--device cuda", "no usable CUDA device"]),
     "processes do not fit": ("--tensor-model-parallel-size 3", ["2 process(es)", "= 6"]),
     "context parallel": ("--context-parallel-size 2", ["--context-parallel-size 2", "untested"]),

@@ -42,7 +42,7 @@ def reference(pool: Pool):
 def test_cell_equals_the_oracle(pool, reference, name):
     cell = CELLS[name]
     assert not cell.excluded
-    assert measure(pool, cell, reference) <= TOLERANCE[cell.precision]
+    assert measure(pool, cell, reference) <= cell.tolerance
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
