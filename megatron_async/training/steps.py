@@ -211,6 +211,8 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
     args, module, optimizer = training.args, training.model[index], training.optimizers[index]
     for param in module.parameters():
         megatron.mark_delay(param, delay)
+    for shard, _ in megatron.shards_of(optimizer):
+        shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
     gradients = GradientGenerations(module)
     routers = RouterBiases(
