@@ -9,6 +9,9 @@ UNFINISHED := $(VENV)/.unfinished
 MODEL ?= tiny
 ITERS ?=
 
+# Kills of `make soak`
+N ?= 50
+
 # Libraries keep their caches inside the repository, not in the home folder.
 CACHE := $(CURDIR)/$(VENV)/cache
 export MPLCONFIGDIR := $(CACHE)/matplotlib
@@ -17,7 +20,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity lint format clean
+.PHONY: help setup quickstart test parity soak lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +55,9 @@ test: setup lint ## lint, then every test that needs no GPU
 
 parity: setup ## compare every schedule, layout, model and precision with one process; ONLY=2bw-PP2 for a part
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m tests.distributed.matrix --only "$(ONLY)"
+
+soak: setup ## kill a run N times at random moments and compare with an undisturbed one
+	$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N)
 
 format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff check --fix

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from megatron_async import megatron, platform, rules
+from megatron_async.checkpoint import compatibility
 from megatron_async.models import presets
 from megatron_async.optim import settings
 from megatron_async.optim.algorithms import catalogue
@@ -77,6 +78,14 @@ class AsyncArguments:
     )
     sync_start_iters: int = _option(0, "Synchronous batches before the delay sets in.", type=int)
     sync_cooldown_iters: int = _option(0, "Synchronous batches at the end of training.", type=int)
+    keep_last: int | None = _option(
+        None,
+        "Delete older checkpoints once so many newer ones are whole; multiples of --save-retain-interval stay.",
+        type=int,
+    )
+    max_consecutive_skips: int = _option(
+        10, "Stop when so many updates in a row were skipped because a gradient was not finite.", type=int
+    )
     metrics_file: str | None = _option(None, "JSON lines: one per batch and per evaluation.")
     trace_file: str | None = _option(None, "Timeline of this run's pipeline in Chrome's trace format.")
     trace_batches: int = _option(12, "Batches in the timeline, counted from the first one of this run.", type=int)
@@ -159,6 +168,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems += rules.after_megatron(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
+    # Megatron goes on to change some of them while it builds the model; a checkpoint is compared with these.
+    args._resolved = compatibility.arguments_as_json(args)
     return args
 
 

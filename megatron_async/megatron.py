@@ -8,18 +8,28 @@ release is met in one file. `megatron_async.platform.activate` must have run bef
 import argparse
 import contextlib
 import copy
+import functools
 import io
 import math
 import os
+import queue
+import random
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import mpu, tensor_parallel
+from megatron.core import dist_checkpointing, mpu, tensor_parallel
 from megatron.core import optimizer as _optimizer
+from megatron.core.dist_checkpointing import optimizer as _sharded_optimizer
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
@@ -60,11 +70,12 @@ from megatron.core.utils import (
     get_model_config,
     unwrap_model,
 )
+from megatron.training import checkpointing as _checkpointing
 from megatron.training import initialize as _initialize
 from megatron.training import training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, validate_args
-from megatron.training.checkpointing import checkpoint_exists, save_checkpoint
+from megatron.training.checkpointing import load_checkpoint
 from megatron.training.global_vars import (
     get_args,
     get_tensorboard_writer,
@@ -80,20 +91,24 @@ from megatron.training.training import (
     destroy_global_state,
     evaluate,
     num_floating_point_operations,
-    setup_model_and_optimizer,
+    preprocess_common_state_dict,
     update_train_iters,
 )
+from megatron.training.training import setup_model_and_optimizer as _setup_model_and_optimizer
+from torch.distributed.checkpoint import FileSystemReader
 
 __all__ = [
-    "GPT",
+    "SHARDED_DATA",
     "ChainedOptimizer",
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
+    "add_prefix_for_sharding",
+    "arguments_of",
     "backward_step",
     "build_train_valid_test_data_iterators",
     "check_arguments",
-    "checkpoint_exists",
+    "check_structure",
     "deallocate_output_tensor",
     "default_layer_spec",
     "dense_mlp_spec",
@@ -120,6 +135,7 @@ __all__ = [
     "is_layer_wise",
     "layers_of_stage",
     "linear_attention_pattern",
+    "load_checkpoint",
     "make_parser",
     "master_of",
     "master_params",
@@ -135,18 +151,21 @@ __all__ = [
     "shards_of",
     "shut_down",
     "step_unless_not_finite",
+    "store",
     "tensor_parallel",
     "tensor_parallel_place",
     "tensor_shards",
     "tied_embedding",
     "timed_schedule",
+    "undisturbed_random_states",
     "unwrap_model",
     "update_train_iters",
     "use_optimizers",
+    "wandb_run",
 ]
 
 
-GPT = ModelType.encoder_or_decoder
+SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
 
 
 def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -409,6 +428,22 @@ def device() -> torch.device:
     return torch.device(torch.cuda.current_device())
 
 
+def setup_model_and_optimizer(container: Any) -> tuple[list[Any], MegatronOptimizer, Any]:
+    """Megatron's model chunks, optimizer and learning-rate scheduler, freshly initialized: nothing is loaded yet."""
+    args = get_args()
+    sources = args.load, args.pretrained_checkpoint
+    args.load = args.pretrained_checkpoint = None
+    try:
+        model, optimizer, scheduler = _setup_model_and_optimizer(
+            ModelType.encoder_or_decoder,
+            cfg_container=container,
+            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+        )
+    finally:
+        args.load, args.pretrained_checkpoint = sources
+    return model, optimizer, scheduler
+
+
 def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
     """Size and rank of the tensor-parallel group that a parameter is cut over; experts may have one of their own."""
     if getattr(param, "allreduce", True):
@@ -502,6 +537,113 @@ def mark_delay(param: torch.nn.Parameter, delay: int) -> None:
     """Note on a parameter and its master how many updates old its gradients are; corrections leave 0 alone."""
     for tensor in (param, master_of(param)):
         tensor.gradient_delay = delay  # type: ignore[attr-defined]
+
+
+def _sharded_state(param: Any, state: torch.Tensor, prefix: str) -> Any:
+    """Describe a tensor of an optimizer's state for a checkpoint.
+
+    Megatron knows those of the parameter's shape. Others, such as a second moment for each row, are kept whole, one
+    for each part of the parameter: they follow it to another pipeline stage, not to another tensor-parallel size.
+    """
+    parts = [param] if isinstance(param, ShardedTensor) else list(nested_values(param.build()))
+    if state.shape == (param.data.shape if param.data is not None else parts[0].local_shape):
+        return _megatron_sharded_state(param, state, prefix)
+    place = parts[0]
+    return ShardedObject(
+        f"{prefix}.{param.key}",
+        state,
+        place.axis_fragmentations,
+        place.local_chunk_offset_in_global(),
+        place.replica_id,
+    )
+
+
+_megatron_sharded_state = _sharded_optimizer.make_sharded_optimizer_tensor
+_sharded_optimizer.make_sharded_optimizer_tensor = _sharded_state
+
+
+_megatron_write = _filesystem.FileSystemWriterAsync.write_preloaded_data
+
+
+@functools.wraps(_megatron_write)
+def _write_or_raise(*args: Any, **kwargs: Any) -> Any:
+    """Megatron's writer; it returns an error as its result, of which its caller keeps the type alone."""
+    result = _megatron_write(*args, **kwargs)
+    if result is not None and isinstance(result[1], Exception):
+        raise result[1]
+    return result
+
+
+def save_checkpoint(
+    iteration: int, model: list[Any], optimizer: MegatronOptimizer, scheduler: Any, operations: float
+) -> None:
+    """Megatron's `save_checkpoint`, synchronous.
+
+    Without its note to wandb, since the folder is renamed afterwards, and without the server process in which it
+    would keep a queue for other processes' results: that would outlive a killed rank.
+    """
+    _filesystem._results_queue = queue.Queue()
+    _filesystem.FileSystemWriterAsync.write_preloaded_data = staticmethod(_write_or_raise)
+    _checkpointing.wandb_utils.on_save_checkpoint_success = lambda *_: None
+    _checkpointing.save_checkpoint(
+        iteration,
+        model,
+        optimizer,
+        scheduler,
+        operations,
+        preprocess_common_state_dict_fn=preprocess_common_state_dict,
+    )
+
+
+def arguments_of(checkpoint: Path) -> dict[str, Any]:
+    """Resolved arguments of the run that saved a checkpoint, from Megatron's part of it."""
+    state = dist_checkpointing.load_common_state_dict(str(checkpoint))
+    return dict(vars(state["args"])) if "args" in state else {}
+
+
+def check_structure(checkpoint: Path) -> None:
+    """Check that every tensor in a checkpoint's index lies within its files.
+
+    Raises:
+        ValueError: one does not; the index cannot be read.
+    """
+    index = FileSystemReader(str(checkpoint)).read_metadata()
+    ends: dict[str, int] = {}
+    for place in (index.storage_data or {}).values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    for name, end in ends.items():
+        size = (checkpoint / name).stat().st_size
+        if size < end:
+            raise ValueError(f"{checkpoint / name} has {size} bytes, the index needs {end}")
+
+
+def store() -> Any:
+    """The store that the job's processes met by."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def wandb_run() -> str | None:
+    """Id of the wandb run that this job logs to, on every rank. Collective."""
+    wandb = get_wandb_writer()
+    ids: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(ids, wandb.run.id if wandb is not None and wandb.run is not None else None)
+    return next((name for name in ids if name), None)
+
+
+@contextlib.contextmanager
+def undisturbed_random_states() -> Iterator[None]:
+    """Random states afterwards are what they were before, whatever the block drew."""
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    tracked = tracker.get_states()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.cuda.set_rng_state(before[3])
+        torch.set_rng_state(before[2])
+        tracker.set_states(tracked)
 
 
 def shut_down() -> None:

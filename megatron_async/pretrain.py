@@ -5,14 +5,17 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from megatron_async import platform
+from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
 USAGE_ERROR = 2
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     """Run what the command line asks for; return the exit status."""
+    stops = stops or StopRequests()
     # Megatron warns at import about optional packages; what is missing and needed is reported by name later.
     warnings.filterwarnings("ignore", module=r"megatron\.")
     requested = argv[argv.index("--device") + 1] if "--device" in argv[:-1] else "auto"
@@ -30,11 +33,12 @@ def main(argv: Sequence[str]) -> int:
         if int(os.environ.get("RANK", "0")) == 0:
             sys.stderr.write(_message(wrong.problems))
         return USAGE_ERROR
+    stops.listen(args.exit_signal)
+    stops.limit(args.exit_duration_in_mins)
 
     from megatron_async.training import run
 
-    run.pretrain(args)
-    return 0
+    return run.pretrain(args, stops)
 
 
 def _message(problems: Sequence[str]) -> str:
@@ -43,5 +47,33 @@ def _message(problems: Sequence[str]) -> str:
     return f"megatron_async: {count} with the arguments; nothing was started.\n{lines}\n"
 
 
+def _fail(error: BaseException) -> int:
+    """Name the cause on this rank; a traceback only where the cause is no known kind of fault."""
+    from megatron_async.checkpoint.agreement import JointError, describe
+    from megatron_async.pipeline.executor import StageFailure
+    from megatron_async.training.faults import TooManySkips
+
+    if not isinstance(error, JointError | StageFailure | TooManySkips):
+        sys.excepthook(type(error), error, error.__traceback__)
+    sys.stderr.write(f"megatron_async: rank {os.environ.get('RANK', '0')} failed: {describe(error)}\n")
+    return FAILED
+
+
+def run_to_exit(argv: Sequence[str]) -> NoReturn:
+    """Run what the command line asks for and end this process with its exit status."""
+    # Before anything slow is imported: a signal during start-up is a request like any other.
+    requests = StopRequests(ALWAYS)
+    try:
+        status = main(argv, requests)
+    except Exception as error:
+        status = _fail(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status == FAILED:
+        # Other ranks are gone or stuck: leaving in the ordinary way would wait for them.
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_to_exit(sys.argv[1:])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from megatron_async import megatron
+from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
 
@@ -35,7 +36,7 @@ def before_megatron(args: argparse.Namespace) -> list[str]:
 
 def after_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that need Megatron's derived values: data-parallel size, batch sizes, the model's configuration."""
-    problems = [*_batch(args), *_learning_rate(args)]
+    problems = [*_batch(args), *_learning_rate(args), *compatibility.problems(args)]
     if args.train_iters is not None and args.sync_start_iters + args.sync_cooldown_iters > args.train_iters:
         problems.append(
             f"--sync-start-iters {args.sync_start_iters} + --sync-cooldown-iters {args.sync_cooldown_iters} is more "
@@ -225,7 +226,6 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
         "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
             args.cuda_graph_impl != "none"
         ),
-        "--load: a delayed run cannot be resumed exactly yet; leave it out": args.load is not None,
     }
     if args.pipeline_schedule == "wpipe":
         rules[

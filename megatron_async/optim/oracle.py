@@ -84,6 +84,32 @@ class Oracle:
             versions.clear()
         self.record()
 
+    @property
+    def depth(self) -> int:
+        """The largest delay."""
+        return max(group.delay for group in self._groups)
+
+    @contextmanager
+    def showing(self, age: int) -> Iterator[None]:
+        """Let tensors show the storage of their version of `age` updates ago, or of the oldest known.
+
+        A tensor with a smaller delay shows a copy of its oldest version.
+        """
+        newest = {tensor: tensor.data for tensor in self._history}
+        for tensor, versions in self._history.items():
+            kept = age < (versions.maxlen or 1)
+            tensor.data = versions[max(len(versions) - 1 - age, 0)] if kept else versions[0].clone()
+        try:
+            yield
+        finally:
+            for tensor, data in newest.items():
+                tensor.data = data
+
+    def fill(self) -> None:
+        """Make every version that a delay needs a copy of the present weights."""
+        for tensor, versions in self._history.items():
+            versions.extend(tensor.detach().clone() for _ in range(versions.maxlen or 1))
+
     def norm_groups(self, optimizer: megatron.MegatronOptimizer) -> list[list[torch.Tensor]] | None:
         """The optimizer's parameters by norm group; None where one global norm clips all of them."""
         if self._one_norm:

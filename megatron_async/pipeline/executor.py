@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.pipeline.gradients import GradientGenerations
@@ -83,6 +84,10 @@ class Hooks:
     updated: Callable[[UpdateReport], int | None]
 
 
+class StageFailure(RuntimeError):
+    """A stage could not go on; the message names the rank and its place in the schedule."""
+
+
 class Executor:
     """Runs segments of a schedule on one rank; between segments the pipe is empty."""
 
@@ -113,9 +118,12 @@ class Executor:
         actions, done = plan(batches), 0
         while (action := next(actions, None)) is not None:
             done += 1
-            stop_after = self._perform(action)
-            for chunk in self._chunks:
-                chunk.update.poll()
+            try:
+                stop_after = self._perform(action)
+                for chunk in self._chunks:
+                    chunk.update.poll()
+            except RuntimeError as error:
+                raise StageFailure(self._place(action, done, first_batch)) from error
             if stop_after is not None and stop_after + 1 < first_batch + batches:
                 self._expect(stop_after + 1 - first_batch - batches)
                 batches = stop_after + 1 - first_batch
@@ -129,6 +137,17 @@ class Executor:
         microbatches = batches * self._step.microbatches
         self._links.forward.expect(microbatches * sum(not chunk.first for chunk in self._chunks))
         self._links.backward.expect(microbatches * sum(not chunk.last for chunk in self._chunks))
+
+    def _place(self, action: Action, number: int, first_batch: int) -> str:
+        """Where this rank is in the schedule: for the message of a failure."""
+        if isinstance(action, Forward | Backward):
+            batch = action.microbatch // self._step.microbatches
+        else:
+            batch = action.batch
+        return (
+            f"rank {dist.get_rank()} failed in {action} of batch {batch}, action {number} of the segment that began "
+            f"with batch {first_batch}"
+        )
 
     def _perform(self, action: Action) -> int | None:
         match action:

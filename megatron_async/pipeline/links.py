@@ -7,6 +7,7 @@ groups: within one NCCL communicator a pending receive in one direction would bl
 
 from collections import deque
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,7 @@ class Link:
         assert self._posted is not None, "no message is expected"
         work, buffer = self._posted
         self._posted = None
-        work.wait()
+        _wait(work, f"nothing arrived from rank {self._source}")
         self._post()
         return buffer
 
@@ -84,7 +85,18 @@ class Link:
     def _complete(self, allowed: int) -> None:
         while len(self._sends) > allowed:
             work, _ = self._sends.popleft()
-            work.wait()
+            _wait(work, f"rank {self._destination} did not take what was sent")
+
+
+class LinkFailure(RuntimeError):
+    """A neighbor is gone or stuck; the message names it."""
+
+
+def _wait(work: dist.Work, otherwise: str) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise LinkFailure(f"{otherwise}: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,9 @@ class StageLinks:
         self.backward.drain()
 
 
-def connect(stage_ranks: list[int], stage: int, message: Message, sends_in_flight: int) -> StageLinks:
+def connect(
+    stage_ranks: list[int], stage: int, message: Message, sends_in_flight: int, timeout: timedelta | None = None
+) -> StageLinks:
     """Link one stage with its neighbors. Collective: every rank of the job must call it.
 
     Args:
@@ -107,6 +121,7 @@ def connect(stage_ranks: list[int], stage: int, message: Message, sends_in_fligh
         stage: index of this rank's stage.
         message: what travels between stages.
         sends_in_flight: see `Link`.
+        timeout: how long a neighbor may be silent; None for torch's default.
     """
     previous = stage_ranks[stage - 1]
     following = stage_ranks[(stage + 1) % len(stage_ranks)]
@@ -115,7 +130,7 @@ def connect(stage_ranks: list[int], stage: int, message: Message, sends_in_fligh
         return Link(
             source=source,
             destination=destination,
-            group=_group_per_pipeline(stage_ranks),
+            group=_group_per_pipeline(stage_ranks, timeout),
             message=message,
             sends_in_flight=sends_in_flight,
         )
@@ -123,11 +138,11 @@ def connect(stage_ranks: list[int], stage: int, message: Message, sends_in_fligh
     return StageLinks(forward=link(previous, following), backward=link(following, previous))
 
 
-def _group_per_pipeline(stage_ranks: list[int]) -> dist.ProcessGroup:
+def _group_per_pipeline(stage_ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
     """A new group for each pipeline of the job; return this rank's."""
     pipelines: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(pipelines, stage_ranks)
     distinct = sorted({tuple(ranks) for ranks in pipelines})
-    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in distinct])
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in distinct], timeout=timeout)
     assert group is not None
     return group

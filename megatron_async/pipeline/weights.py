@@ -5,7 +5,8 @@ Tensors are pointed at other storage; nothing is copied to change the version. A
 not its storage, so a backward (and its recomputation) sees whatever version is in use when it runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -56,6 +57,28 @@ class WeightVersions:
         assert version in self._alive, f"weight version {version} is not alive, only {self.alive}"
         self._point_at(self._alive[version])
         self._used = version
+
+    @property
+    def depth(self) -> int:
+        """How many updates old the weights are that coming batches may need."""
+        return self._limit - 1
+
+    @contextmanager
+    def showing(self, age: int) -> Iterator[None]:
+        """Use the weights of `age` updates ago, or the oldest known, for a moment. The newest are in use otherwise."""
+        self.use(max(self.newest - age, min(self._alive)))
+        try:
+            yield
+        finally:
+            self.use(self.newest)
+
+    def fill(self) -> None:
+        """Before the first update: make every older version that there is room for alive, as a copy of the newest."""
+        newest = self.newest
+        for age, buffers in enumerate(self._free, 1):
+            torch._foreach_copy_(buffers, self._alive[newest])
+            self._alive[newest - age] = buffers
+        self._free.clear()
 
     def open_next(self) -> None:
         """Retire the oldest version if there is no room, and prepare the next one as a copy of the newest.

@@ -13,14 +13,18 @@ import torch
 import torch.distributed as dist
 
 from megatron_async import megatron, rules
+from megatron_async.checkpoint.state import largest
+from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.optim import corrections, oracle, registry
 from megatron_async.optim.ablations import DelayedFirstMoment
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
+from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST, StopRequests
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
 
 
@@ -50,6 +54,8 @@ class Loop:
         model, optimizer, scheduler: as Megatron's `setup_model_and_optimizer` returns them.
         forward_step: Megatron's forward step function.
         train_data, valid_data: iterators over micro-batches, None on ranks without data.
+        checkpoints: where the run has been loaded from and is saved to.
+        stops: requests to end early.
         metrics: where results go.
     """
 
@@ -63,11 +69,16 @@ class Loop:
         forward_step: Any,
         train_data: Any,
         valid_data: Any,
+        checkpoints: Checkpoints,
+        stops: StopRequests,
         metrics: Metrics,
     ) -> None:
         self._args, self.model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._forward_step, self._valid_data, self.metrics = forward_step, valid_data, metrics
         self.train_data = train_data
+        self.checkpoints, self._stops = checkpoints, stops
+        self._stopping = False
+        self._skips = SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
         self._config = megatron.get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
         # In the order of their hooks around a step.
@@ -80,6 +91,8 @@ class Loop:
         self._world = dist.get_world_size()
         self._optimizers = _by_chunk(args, optimizer)
         self._schedulers = [megatron.scheduler_for(scheduler, chunk) for chunk in self._optimizers]
+        for own, steps in zip(self._schedulers, checkpoints.scheduler_steps, strict=False):
+            own.step(increment=steps - own.num_steps)
         self._reports: dict[int, list[UpdateReport]] = {}
         self._learning_rates: dict[int, float] = {}
         self._clock = _Clock()
@@ -88,14 +101,23 @@ class Loop:
         self._config.grad_scale_func = optimizer.scale_loss
         self._config.finalize_model_grads_func = megatron.finalize_model_grads
         self._steps = self._make_steps(train_data)
+        checkpoints.restore(self._steps.histories)
 
-    def run(self) -> None:
-        """Train to the end; evaluate and save on the way as Megatron's intervals say."""
+    def run(self) -> int:
+        """Train to the end; evaluate and save on the way as Megatron's intervals say.
+
+        Returns:
+            The exit status: finished, or stopped on request.
+
+        Raises:
+            TooManySkips: updates were skipped again and again.
+            JointError: a checkpoint could not be saved.
+        """
         args = self._args
         for chunk in self.model:
             chunk.train()
-        batch, evaluated = args.iteration, None
-        while batch < args.train_iters:
+        batch = evaluated = args.iteration  # a run that is resumed at its end has been evaluated there
+        while batch < args.train_iters and not self._agree_to_stop():
             self._clock.resume()
             self._last_of_segment = self._next_stop(batch) - 1
             batch += self._steps.run(batch, self._last_of_segment + 1 - batch)
@@ -103,20 +125,40 @@ class Loop:
             if self._evaluates and batch % args.eval_interval == 0:
                 self.evaluate(batch)
                 evaluated = batch
-            if args.save and args.save_interval and batch % args.save_interval == 0:
+            if args.save_interval and batch % args.save_interval == 0:
                 self._save(batch)
             if args.exit_interval and batch % args.exit_interval == 0:
                 break
-        if self._evaluates and evaluated != batch:
+        if self._stopping and batch < args.train_iters:
+            return self._stop(batch)
+        if self._evaluates and batch >= args.train_iters and evaluated != batch:
             self.evaluate(batch)
-        if args.save and not (args.save_interval and batch % args.save_interval == 0):
-            self._save(batch)
+        self._save(batch)
         self.metrics.flush(wait=True)
+        return FINISHED
+
+    def _agree_to_stop(self) -> bool:
+        """Whether any rank has been asked to end. The pipe is empty, so asking all of them costs next to nothing.
+
+        Raises:
+            TooManySkips: on every rank, if one has skipped too many updates in a row.
+        """
+        if largest(self._skips.too_many):
+            raise self._skips.error(self.checkpoints.saved)
+        self._stopping = bool(largest(self._stopping or self._stops.requested))
+        return self._stopping
+
+    def _stop(self, batch: int) -> int:
+        """Save after `batch` batches, because a signal or the time limit asked for it."""
+        self._save(batch)
+        self.metrics.flush(wait=True)
+        self.metrics.note(f"asked to end: stopped after iteration {batch} of {self._args.train_iters}")
+        return SAVED_ON_REQUEST if self._args.save or batch == 0 else ENDED_UNSAVED
 
     def evaluate(self, iteration: int) -> None:
         """Loss of the newest weights on the validation data."""
         self.metrics.flush(wait=True)
-        with self._newest_weights():
+        with self._newest_weights(), megatron.undisturbed_random_states():
             losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         if losses:
@@ -186,11 +228,12 @@ class Loop:
             self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
     def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
-        """The share of the batch's time that this rank computed; measured once for a batch."""
+        """The share of the batch's time that this rank computed, and whether it wants to end; once for a batch."""
         if chunk != 0:
-            return (0.0,)
+            return 0.0, 0.0
         elapsed = self._clock.complete(batch)
-        return (min(1.0, self.timeline.busy_since_last() / elapsed),)
+        wants_to_end = self._stops.requested or self._skips.too_many
+        return min(1.0, self.timeline.busy_since_last() / elapsed), float(wants_to_end)
 
     def _updated(self, report: UpdateReport) -> int | None:
         args, batch = self._args, report.batch
@@ -201,7 +244,10 @@ class Loop:
         reports.append(report)
         if len(reports) == len(self._optimizers):
             self._complete(self._reports.pop(batch))
-        return None
+        if report.shared[1] == 0:
+            return None
+        # So many batches may have begun on some stage when this one is updated: the earliest that all can stop after.
+        return batch + max(2, self._args.pipeline_model_parallel_size - 1)
 
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
         """Every chunk of this rank has had its update of a batch."""
@@ -211,33 +257,36 @@ class Loop:
             self.metrics.extra(batch + 1, self._statistics.reduce())
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)
-        busy = sum(report.shared[0] for report in reports) if reports[0].shared else None
-        if batch == self._last_of_segment and busy is not None:
+        busy, skipped = sum(report.shared[0] for report in reports), any(report.skipped for report in reports)
+        if batch == self._last_of_segment:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
         self.metrics.batch(
             BatchNumbers(
                 iteration=batch + 1,
                 grad_norm=math.hypot(*(report.grad_norm for report in reports)),
                 learning_rate=self._learning_rates.pop(batch),
-                skipped=any(report.skipped for report in reports),
+                skipped=skipped,
                 elapsed=elapsed,
-                bubble_share=None if busy is None else 1.0 - busy / self._world,
+                bubble_share=1.0 - busy / self._world,
             )
         )
+        if skipped:
+            self.metrics.note(self._skips.skipped(batch))
+        else:
+            self._skips.applied()
 
     def _learning_rate(self, chunk: int) -> float:
         rate = megatron.get_canonical_lr_for_logging(self._optimizers[chunk].param_groups)
         return 0.0 if rate is None else float(rate)
 
     def _save(self, iteration: int) -> None:
+        """Save if there is a folder for it and something that is not in it yet."""
+        if not self._args.save or iteration in (0, self.checkpoints.saved):
+            return
+        self.metrics.flush(wait=True)
         self._scheduler.num_steps = self._schedulers[0].num_steps
-        megatron.save_checkpoint(
-            iteration,
-            self.model,
-            self._optimizer,
-            self._scheduler,
-            self._args.num_floating_point_operations_so_far,
-        )
+        self._args.scheduler_steps = [scheduler.num_steps for scheduler in self._schedulers]
+        self.checkpoints.save(iteration, self._steps.histories)
 
 
 def _first_moments(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[DelayedFirstMoment]:

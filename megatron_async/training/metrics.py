@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megatron_async.pipeline.host import HostValues
+from megatron_async.training.faults import LossSpikes, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class Metrics:
         self._batches: deque[BatchNumbers] = deque()
         self._consumed_tokens = first_iteration * scale.global_batch_size * scale.seq_length
         self._skipped = self._nan = 0
+        self._spikes = LossSpikes()
         self._progress = self._start_progress(first_iteration) if speak and sys.stdout.isatty() else None
 
     def loss(self, iteration: int, loss: PendingLoss) -> None:
@@ -215,6 +217,11 @@ class Metrics:
             f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
             f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |"
         )
+
+    def note(self, text: str) -> None:
+        """Say something on the logging rank."""
+        if self._speak:
+            self._say(f" {text}")
 
     def close(self) -> None:
         self.flush(wait=True)
@@ -257,6 +264,9 @@ class Metrics:
         if self._file is not None:
             self._file.write(row)
         self._to_writers(row)
+        if self._spikes.is_spike(loss):
+            numbers = samples(batch.iteration - 1, scale.global_batch_size)
+            self._say(f" iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {numbers}")
         if batch.iteration % self._log_interval == 0:
             self._say(self._line(row))
         if self._progress is not None:

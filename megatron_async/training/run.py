@@ -3,9 +3,12 @@
 
 import argparse
 import contextlib
+import os
 import platform
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,28 +16,34 @@ import torch.distributed as dist
 
 import megatron_async
 from megatron_async import megatron
+from megatron_async.checkpoint import compatibility, folder
+from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
 from megatron_async.optim import registry
 from megatron_async.training import trace
 from megatron_async.training.loop import Loop
 from megatron_async.training.metrics import Metrics, MetricsFile, Scale
+from megatron_async.training.signals import StopRequests
 
 
-def pretrain(args: argparse.Namespace) -> None:
-    """Train a GPT as `args` says, from process groups to their end."""
-    loop = build(args)
+def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
+    """Train a GPT as `args` says, from process groups to their end; return the exit status."""
+    loop = build(args, stops)
     try:
-        loop.run()
+        status = loop.run()
         if args.trace_file:
             trace.write(args.trace_file, loop.timeline)
     finally:
         loop.metrics.close()
+    stops.ignore()
     close()
+    return status
 
 
-def build(args: argparse.Namespace) -> Loop:
+def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
     """Process groups, model, optimizer, data and log of a run, ready to start."""
+    _continue_wandb(args)
     megatron.set_global_variables(args)
     megatron.initialize(args)
     if args.pipeline_schedule != "1f1b":
@@ -49,14 +58,14 @@ def build(args: argparse.Namespace) -> Loop:
     registry.register(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
-        model, optimizer, scheduler = megatron.setup_model_and_optimizer(
-            megatron.GPT,
-            cfg_container=container,
-            pg_collection=megatron.ProcessGroupCollection.use_mpu_process_groups(),
-        )
+        model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
     megatron.complete_layer_wise(optimizer, container.optimizer)
     registry.finish(args, model, optimizer)
-    train_data, valid_data = _data_iterators(args)
+    checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
+    checkpoints.prepare()
+    checkpoints.load()
+    with megatron.undisturbed_random_states():  # loaders draw from the training's generators
+        train_data, valid_data = _data_iterators(args)
     return Loop(
         args=args,
         model=model,
@@ -65,6 +74,8 @@ def build(args: argparse.Namespace) -> Loop:
         forward_step=gpt.ForwardStep(args),
         train_data=train_data,
         valid_data=valid_data,
+        checkpoints=checkpoints,
+        stops=stops or StopRequests(minutes=args.exit_duration_in_mins),
         metrics=_metrics(args),
     )
 
@@ -77,13 +88,38 @@ def close() -> None:
     megatron.shut_down()
 
 
+class _Undisturbing:
+    """An iterator whose items are drawn without touching torch's generator: a loader takes seeds from it."""
+
+    def __init__(self, data: Iterator[Any]) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        before = torch.get_rng_state()
+        item = next(self._data)
+        torch.set_rng_state(before)
+        return item
+
+
+def _continue_wandb(args: argparse.Namespace) -> None:
+    """Go on with the wandb run whose id is in the checkpoint, unless the user names one."""
+    found = folder.newest(Path(args.load)) if args.load and args.wandb_project else None
+    if found is not None and found.manifest is not None and found.manifest.wandb_run:
+        os.environ.setdefault("WANDB_RUN_ID", found.manifest.wandb_run)
+        os.environ.setdefault("WANDB_RESUME", "allow")
+
+
 def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
     """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
 
     def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
         provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer(), vp_stage=vp_stage)
         provider.is_distributed = True  # type: ignore[attr-defined]
-        return megatron.build_train_valid_test_data_iterators(provider)
+        iterators = megatron.build_train_valid_test_data_iterators(provider)
+        return tuple(None if data is None else _Undisturbing(data) for data in iterators)  # type: ignore[return-value]
 
     if args.virtual_pipeline_model_parallel_size is None:
         train, valid, _ = build(None)
@@ -97,7 +133,11 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     speak = args.rank == args.world_size - 1
     file = None
     if speak and args.metrics_file:
-        file = MetricsFile(args.metrics_file, args.iteration, {"arguments": _plain(args), "versions": versions()})
+        file = MetricsFile(
+            args.metrics_file,
+            args.iteration,
+            {"arguments": compatibility.arguments_as_json(args), "versions": versions()},
+        )
     return Metrics(
         scale=Scale(
             global_batch_size=args.global_batch_size,
@@ -113,15 +153,6 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         log_interval=args.log_interval,
         speak=speak,
     )
-
-
-def _plain(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments as JSON values; what JSON does not have is written as text."""
-    return {
-        name: value if isinstance(value, bool | int | float | str | None) else str(value)
-        for name, value in sorted(vars(args).items())
-        if not name.startswith("_")
-    }
 
 
 def versions() -> dict[str, str]:

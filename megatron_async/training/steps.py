@@ -5,11 +5,14 @@ import argparse
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from megatron_async import megatron
+from megatron_async.checkpoint.state import History
 from megatron_async.optim.ablations import DelayedFirstMoment
 from megatron_async.optim.corrections import Correction
 from megatron_async.optim.oracle import Oracle
@@ -28,6 +31,10 @@ from megatron_async.training.phases import Phases
 
 class Steps(Protocol):
     """Runs consecutive batches and leaves the newest weights in use."""
+
+    @property
+    def histories(self) -> Sequence[History]:
+        """Older weights that coming batches need, for each model chunk; none in a synchronous run."""
 
     def run(self, first_batch: int, batches: int) -> int:
         """Run up to `batches` batches; return how many were run."""
@@ -80,6 +87,10 @@ class MegatronSteps:
         self._replays = [fresh.Replay(iterator) for iterator in training.data_iterators] if oracle else []
         self._adams = list(first_moments)
 
+    @property
+    def histories(self) -> Sequence[History]:
+        return [self._oracle] if self._oracle else []
+
     def run(self, first_batch: int, batches: int) -> int:
         for batch in range(first_batch, first_batch + batches):
             stop_after = self._step(batch)
@@ -112,8 +123,9 @@ class MegatronSteps:
             oracle.record()
         elif self._oracle:
             self._oracle.restart()
-        training.hooks.shared(0, batch)
-        return training.hooks.updated(UpdateReport(0, batch, grad_norm, skipped, ()))
+        shared = torch.tensor(training.hooks.shared(0, batch), dtype=torch.float64, device=megatron.device())
+        dist.all_reduce(shared)
+        return training.hooks.updated(UpdateReport(0, batch, grad_norm, skipped, tuple(shared.tolist())))
 
     def _measures(self, batch: int) -> bool:
         interval = self._training.args.log_update_statistics
@@ -178,10 +190,15 @@ class DelayedSteps:
                 # 2BW and PipeDream prove that message i - 2 has been taken when message i is sent. WPipe runs up to
                 # 2P forwards ahead of their backwards.
                 sends_in_flight=2 if len(self.chunks) == 1 else 2 * self._stages,
+                timeout=timedelta(minutes=args.distributed_timeout_minutes),
             ),
             hooks=training.hooks,
             timeline=training.timeline,
         )
+
+    @property
+    def histories(self) -> Sequence[History]:
+        return [chunk.weights for chunk in self.chunks]
 
     def run(self, first_batch: int, batches: int) -> int:
         end = self._phases.end_of_segment(first_batch, first_batch + batches)

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Jobs for the worker pool."""
 
+import pickle
 import random
 import time
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ class Outcome:
     validation: list[tuple[int, float]] = field(default_factory=list)
     weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     tensor_rank: int = 0
+    random_states: dict[str, bytes] = field(default_factory=dict)
+    status: int = 0
 
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
@@ -46,13 +49,29 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     _observe(loop, outcome)
     if sleep_ms:
         _stall(loop, sleep_ms)
-    loop.run()
+    outcome.status = loop.run()
     loop.metrics.close()
+    outcome.random_states = _random_states()
     for chunk in megatron.unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     outcome.tensor_rank = megatron.mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
+
+
+def _random_states() -> dict[str, bytes]:
+    """Bytes of every generator whose state must survive a resume."""
+    import torch
+
+    from megatron_async import megatron
+
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": pickle.dumps(np.random.get_state()),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    tracked = megatron.tensor_parallel.get_cuda_rng_tracker().get_states()
+    return states | {name: state.numpy().tobytes() for name, state in tracked.items()}
 
 
 def _observe(loop: Any, outcome: Outcome) -> None:

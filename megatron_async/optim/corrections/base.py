@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 PREVIOUS_UPDATE = "previous_update"
-PREVIOUS_GRADIENT = "previous_gradient"
+"""Name of the one buffer that a correction keeps for each parameter, in the optimizer's state and shaped like it: the
+previous update, in most cases."""
 
 PIECE = 1 << 22
 """Elements of the weights that are stepped on at once under a correction, at least one parameter: 16 MiB in fp32, in
@@ -37,9 +38,6 @@ class Correction:
     Raises:
         ValueError: strength negative or not finite.
     """
-
-    STATE: str = PREVIOUS_UPDATE
-    """Name of the one buffer that is kept for each parameter, shaped like it."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], strength: float = 1.0) -> None:
         if not math.isfinite(strength) or strength < 0:

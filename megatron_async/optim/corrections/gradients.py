@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from megatron_async.optim.corrections.base import (
-    PREVIOUS_GRADIENT,
     PREVIOUS_UPDATE,
     Correction,
     data_of,
@@ -53,12 +52,10 @@ class DelayCompensation(Correction):
 
 
 class GradientErrorFeedback(Correction):
-    """Error feedback on gradients. Kept: the last gradient, uncorrected."""
-
-    STATE = PREVIOUS_GRADIENT
+    """Error feedback on gradients. Kept: the last gradient, uncorrected, in place of an update."""
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_GRADIENT)
+        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_UPDATE)
         kept = [grad.clone() for grad in grads]
         if self.active and self.strength > 0 and previous is not None:
             torch._foreach_sub_(previous, grads)
@@ -66,5 +63,5 @@ class GradientErrorFeedback(Correction):
         self._kept = kept
 
     def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        remember(optimizer, params, PREVIOUS_GRADIENT, self._kept)
+        remember(optimizer, params, PREVIOUS_UPDATE, self._kept)
         del self._kept

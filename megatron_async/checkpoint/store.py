@@ -1,0 +1,237 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Saving and loading a run: Megatron writes and reads, this module makes sure that nothing is lost on the way.
+
+A save is written into a staging folder, forced to the disk, read back, described by a manifest, and only then given
+its name; older ones are deleted after that. A load takes the newest checkpoint whose every byte is as it was written.
+An error on one rank is raised on all of them.
+"""
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_async import megatron
+from megatron_async.checkpoint import compatibility, folder, manifest
+from megatron_async.checkpoint.agreement import Agreement, JointError
+from megatron_async.checkpoint.manifest import FileFacts, Manifest
+from megatron_async.checkpoint.state import (
+    History,
+    NoHistory,
+    SavedChunk,
+    complete_optimizer_state,
+    expect_previous_update,
+    has_previous_update,
+    largest,
+)
+
+# What a manifest says of the state, beyond the arguments that the run was started with.
+_FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        args: Megatron's arguments and ours.
+        model, optimizer, scheduler: as Megatron's `setup_model_and_optimizer` returns them.
+        versions: versions of the software, for the manifest.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        model: list[Any],
+        optimizer: megatron.MegatronOptimizer,
+        scheduler: Any,
+        versions: dict[str, str],
+    ) -> None:
+        self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
+        self._versions = versions
+        self._everywhere = Agreement(args.distributed_timeout_minutes).on_all_ranks
+        self._loaded: list[SavedChunk] = []
+        self.saved: int | None = None
+        """Iteration of the newest checkpoint that this run has loaded or saved."""
+        self.scheduler_steps: Sequence[int] = ()
+        """Position in the learning-rate schedule for each model chunk, as loaded; a skipped update does not count."""
+
+    def load(self) -> None:
+        """Load what `--load` names into model, optimizer and scheduler; set `args.iteration`. Collective.
+
+        Older weight versions are kept until `restore`. Without a checkpoint the run starts at iteration 0.
+        """
+        args = self._args
+        if args.load is None and args.pretrained_checkpoint is None:
+            return
+        found = self._find(Path(args.load)) if args.load else None
+        saved = megatron.arguments_of(found.path) if found else {}
+        older = int(saved.get("older_weight_versions", 0))
+        corrected = saved.get("has_previous_update", False) and delays(argparse.Namespace(**saved)) == delays(args)
+        self._loaded = [SavedChunk(chunk, 0 if args.finetune else older) for chunk in self._model]
+        complete_optimizer_state(self._optimizer)
+        if corrected and args.staleness_correction != "none" and not args.no_load_optim and not args.finetune:
+            expect_previous_update(self._optimizer)
+        if found and self._scheduler.wd_incr_style == "constant":
+            # Megatron insists on an equal length of the run for a weight decay that never changes.
+            self._scheduler.wd_incr_steps = saved.get("train_iters", args.train_iters) * args.global_batch_size
+        step = found.iteration if found else None
+        with _arguments(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
+            args.iteration, args.num_floating_point_operations_so_far = megatron.load_checkpoint(
+                self._loaded, self._optimizer, self._scheduler
+            )
+        complete_optimizer_state(self._optimizer)
+        self.saved = args.iteration if found else None
+        self.scheduler_steps = saved.get("scheduler_steps", ())
+
+    def restore(self, histories: Sequence[History]) -> None:
+        """Hand the loaded older weight versions to a schedule, one history for each chunk."""
+        for index, history in enumerate(histories):
+            chunk = self._loaded[index] if self._loaded else SavedChunk(self._model[index], 0)
+            chunk.restore(history)
+        self._loaded = []
+
+    def prepare(self) -> None:
+        """Find out before training whether `--save` can be written to. Collective.
+
+        Raises:
+            JointError: it cannot.
+        """
+        if self._args.save:
+            root = Path(self._args.save)
+            self._on_first_rank(lambda: folder.clean_staging(root), f"--save {root} cannot be written to")
+
+    def save(self, iteration: int, histories: Sequence[History]) -> None:
+        """Save the state after `iteration` batches; the pipe must be empty. Collective.
+
+        Raises:
+            JointError: it could not be written; older checkpoints are as they were.
+        """
+        args, root = self._args, Path(self._args.save)
+        what = f"saving the checkpoint of iteration {iteration} in {root} failed"
+        self._on_first_rank(lambda: folder.clean_staging(root), what)
+        complete_optimizer_state(self._optimizer)
+        args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
+        args.has_previous_update = args.staleness_correction != "none" and bool(
+            largest(has_previous_update(self._optimizer))
+        )
+        if args.has_previous_update:
+            expect_previous_update(self._optimizer)
+        histories = histories or [NoHistory()] * len(self._model)
+        chunks = [
+            SavedChunk(chunk, args.older_weight_versions, history)
+            for chunk, history in zip(self._model, histories, strict=True)
+        ]
+        try:
+            with _arguments(args, save=str(folder.staging(root)), save_retain_interval=None), self._everywhere(what):
+                megatron.save_checkpoint(
+                    iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
+                )
+            self._complete(root, iteration, what)
+        except JointError:
+            if dist.get_rank() == 0:
+                with contextlib.suppress(OSError):
+                    folder.clean_staging(root)  # gives the disk its space back
+            raise
+        self.saved = iteration
+
+    def _complete(self, root: Path, iteration: int, what: str) -> None:
+        """Check what was written, describe it, publish it, and delete what has expired."""
+        args, staged = self._args, folder.staging(root) / folder.name_of(iteration)
+        with self._everywhere(what):
+            facts = manifest.measure(staged, _share(manifest.file_names(staged)), sync=True)
+        gathered: list[dict[str, FileFacts]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, facts)
+
+        wandb_run = megatron.wandb_run()
+
+        def publish() -> None:
+            megatron.check_structure(staged)
+            described = Manifest(
+                iteration=iteration,
+                files={name: entry for part in gathered for name, entry in part.items()},
+                arguments=args._resolved | {name: getattr(args, name) for name in _FACTS},
+                versions=self._versions,
+                wandb_run=wandb_run,
+            )
+            manifest.sync_folder(staged)
+            manifest.write(staged, described)
+            folder.publish(root, iteration)
+            keep = args.keep_last or (1 if args.save_retain_interval else None)
+            if keep:
+                for old in folder.expired(root, keep_last=keep, milestone=args.save_retain_interval):
+                    folder.delete(root, old)
+
+        self._on_first_rank(publish, what)
+
+    def _find(self, root: Path) -> folder.Found | None:
+        """The newest checkpoint that is whole, every file compared with its checksum; damaged ones are named."""
+        damaged: dict[int, tuple[str, ...]] = {}
+        while True:
+            found: folder.Found | None = self._from_first_rank(lambda: compatibility.chosen(self._args, root, damaged))
+            problems = self._content_problems(found) if found else ()
+            if not problems:
+                break
+            assert found is not None
+            damaged[found.iteration] = problems
+        if dist.get_rank() == 0:
+            for entry in compatibility.entries(root, damaged):
+                if entry.problems and (found is None or entry.iteration > found.iteration):
+                    _log.warning("> checkpoint %s is skipped: %s", entry.path, "; ".join(entry.problems))
+            if found and found.manifest is None:
+                _log.warning("> checkpoint %s has no %s: it cannot be verified", found.path, manifest.NAME)
+        return found
+
+    def _content_problems(self, found: folder.Found) -> tuple[str, ...]:
+        if found.manifest is None:
+            return ()
+        own = manifest.content_problems(found.path, found.manifest, _share(sorted(found.manifest.files)))
+        gathered: list[list[str]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(gathered, own)
+        return tuple(problem for part in gathered for problem in part)
+
+    def _from_first_rank(self, action: Callable[[], Any]) -> Any:
+        """What `action` returns on rank 0, on every rank."""
+        box: list[Any] = [None]
+        with self._everywhere(""):
+            if dist.get_rank() == 0:
+                box[0] = action()
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def _on_first_rank(self, action: Callable[[], None], what: str) -> None:
+        with self._everywhere(what):
+            if dist.get_rank() == 0:
+                action()
+
+
+def delays(args: argparse.Namespace) -> tuple[str, int]:
+    """Which parameters have delayed gradients: what a previous update can be handed on between."""
+    oracle = getattr(args, "gradient_delay", None)
+    kind, _, stages = str(oracle or getattr(args, "pipeline_schedule", "1f1b")).partition(":")
+    if kind == "wpipe":
+        return "wpipe", 2
+    if kind == "pipedream":
+        return "pipedream", int(stages or args.pipeline_model_parallel_size)
+    return "uniform", 1
+
+
+@contextlib.contextmanager
+def _arguments(args: argparse.Namespace, **values: Any) -> Iterator[None]:
+    """Other values of some arguments for a moment."""
+    before = {name: getattr(args, name) for name in values}
+    vars(args).update(values)
+    try:
+        yield
+    finally:
+        vars(args).update(before)
+
+
+def _share(names: Sequence[str]) -> Sequence[str]:
+    """This rank's part of a list."""
+    return names[dist.get_rank() :: dist.get_world_size()]

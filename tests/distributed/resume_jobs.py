@@ -1,0 +1,211 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs for the worker pool that spoil a run on purpose."""
+
+import errno
+import functools
+import itertools
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.distributed.jobs import Outcome, train
+
+
+def resume_without(arguments: Sequence[str], piece: str) -> Outcome:
+    """Resume as `train` does, with one piece of the loaded state left out."""
+    from megatron_async.checkpoint.store import Checkpoints
+
+    load = Checkpoints.load
+
+    def incomplete(self: Checkpoints) -> None:
+        load(self)
+        PIECES[piece](self)
+
+    Checkpoints.load = incomplete  # type: ignore[method-assign]
+    try:
+        return train(arguments)
+    finally:
+        Checkpoints.load = load  # type: ignore[method-assign]
+
+
+def _states(checkpoints: Any) -> list[dict[str, Any]]:
+    from megatron_async import megatron
+
+    optimizers = [inner.optimizer for inner in megatron.inner_optimizers(checkpoints._optimizer)]
+    return [state for optimizer in optimizers for state in optimizer.state.values()]
+
+
+def _drop(name: str) -> Callable[[Any], None]:
+    def drop(checkpoints: Any) -> None:
+        for state in _states(checkpoints):
+            del state[name]
+
+    return drop
+
+
+def _zero(name: str) -> Callable[[Any], None]:
+    def zero(checkpoints: Any) -> None:
+        for state in _states(checkpoints):
+            state[name].zero_()
+
+    return zero
+
+
+def _forget_older_weights(checkpoints: Any) -> None:
+    checkpoints._loaded = []
+
+
+def _forget_newest_weights(checkpoints: Any) -> None:
+    for chunk in checkpoints._model:
+        for param in chunk.parameters():
+            param.data.mul_(1.001)
+
+
+def _forget_learning_rate(checkpoints: Any) -> None:
+    checkpoints._scheduler.num_steps = 0
+    checkpoints._scheduler.step(0)
+
+
+def _forget_data_position(checkpoints: Any) -> None:
+    checkpoints._args.consumed_train_samples = checkpoints._args.global_batch_size
+
+
+def _forget_random_states(checkpoints: Any) -> None:
+    from megatron_async import megatron
+
+    tracker = megatron.tensor_parallel.get_cuda_rng_tracker()
+    tracker.reset()
+    megatron.tensor_parallel.model_parallel_cuda_manual_seed(checkpoints._args.seed)
+
+
+def _forget_phase(checkpoints: Any) -> None:
+    """The position in the schedule: corrections and synchronous phases go by the number of the batch."""
+    checkpoints._args.sync_start_iters = checkpoints._args.iteration
+
+
+PIECES: dict[str, Callable[[Any], None]] = {
+    "newest weights": _forget_newest_weights,
+    "older weights": _forget_older_weights,
+    "first moment": _zero("exp_avg"),
+    "second moment": _zero("exp_avg_sq"),
+    "step count": _zero("step"),
+    "previous update": _drop("previous_update"),
+    "learning rate": _forget_learning_rate,
+    "data position": _forget_data_position,
+    "random states": _forget_random_states,
+    "phase": _forget_phase,
+}
+
+
+def train_signaled(arguments: Sequence[str], signaled: int, moment: str) -> Outcome:
+    """Train as `train` does, while rank `signaled` alone gets SIGTERM at a moment."""
+    from megatron_async.training import run
+    from megatron_async.training.signals import ALWAYS, StopRequests
+
+    build, before = run.build, {number: signal.getsignal(number) for number in ALWAYS}
+
+    def build_signaled(args: Any) -> Any:
+        loop = build(args, StopRequests(ALWAYS))
+        if args.rank == signaled:
+            _MOMENTS[moment](loop)
+        return loop
+
+    run.build = build_signaled  # type: ignore[assignment]
+    try:
+        return train(arguments)
+    finally:
+        run.build = build
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _while_training(loop: Any) -> None:
+    batch = loop.metrics.batch
+
+    def on_batch(numbers: Any) -> None:
+        if numbers.iteration == 2:
+            _ask()
+        batch(numbers)
+
+    loop.metrics.batch = on_batch
+
+
+def _before(owner: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
+    def hook(loop: Any) -> None:
+        original = getattr(owner(loop), name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            _ask()
+            return original(*args, **kwargs)
+
+        setattr(owner(loop), name, asked)
+
+    return hook
+
+
+_MOMENTS: dict[str, Callable[[Any], None]] = {
+    "training": _while_training,
+    "start-up": lambda loop: _ask(),
+    "evaluation": _before(lambda loop: loop, "evaluate"),
+    "save": _before(lambda loop: loop.checkpoints, "save"),
+}
+
+
+def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
+    """Train while every loss after so many micro-batches is not a number; what the run says in the end."""
+    from megatron_async.models import gpt
+    from megatron_async.training import run
+    from megatron_async.training.faults import TooManySkips
+
+    loss, count = gpt.loss, itertools.count()
+
+    def not_a_number(*args: Any) -> Any:
+        total, *rest = loss(*args)
+        return (total * float("nan") if next(count) >= after_microbatches else total, *rest)
+
+    gpt.loss = not_a_number  # type: ignore[assignment]
+    try:
+        train(arguments)
+    except TooManySkips as error:
+        run.close()
+        return str(error)
+    finally:
+        gpt.loss = loss
+    return "finished"
+
+
+def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
+    """Train while writing fails on one rank (-1: on none) as if the disk were full; what every rank says."""
+    from megatron_async import megatron
+    from megatron_async.checkpoint import manifest
+    from megatron_async.checkpoint.agreement import JointError
+    from megatron_async.training import run
+
+    owner, name = {
+        "tensors": (megatron._filesystem, "_write_item"),
+        "read back": (manifest, "measure"),
+        "manifest": (manifest, "write"),
+    }[place]
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def no_space(*args: Any, **kwargs: Any) -> Any:
+        # Reading back after a write forces the file to the disk first; reading for a load does not.
+        if int(os.environ["RANK"]) == failing and kwargs.get("sync", place != "read back"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, no_space)
+    try:
+        train(arguments)
+    except JointError as error:
+        run.close()
+        return str(error)
+    finally:
+        setattr(owner, name, original)
+    return "saved"

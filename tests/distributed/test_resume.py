@@ -1,0 +1,182 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""A run that was stopped and resumed equals one that was not, bit by bit; on another layout, to reduction order."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.jobs import Outcome
+from tests.distributed.pool import Pool
+from tests.distributed.resume_jobs import PIECES
+from tests.distributed.test_parity import ATOL, RTOL
+
+PP2 = "--pipeline-model-parallel-size 2"
+SCHEDULES = {
+    "2bw": (2, f"{PP2} --pipeline-schedule 2bw"),
+    "1f1b": (2, PP2),
+    "oracle": (1, "--gradient-delay 1"),
+}
+EF = "--staleness-correction error-feedback"
+BATCHES = 6
+
+
+def train(pool: Pool, arguments: str, ranks: int) -> list[Outcome]:
+    return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=ranks, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def saved(pool: Pool, tmp_path_factory):
+    """Runs that were not stopped and left a checkpoint after each batch, each made once: folder, outcomes."""
+
+    @cache
+    def run(recipe: str, ranks: int) -> tuple[Path, list[Outcome]]:
+        folder = tmp_path_factory.mktemp("saved")
+        return folder, train(pool, f"{recipe} --save {folder} --save-interval 1", ranks)
+
+    return run
+
+
+def resume(pool: Pool, folder: Path, step: int, recipe: str, ranks: int) -> list[Outcome]:
+    return train(pool, f"{recipe} --load {folder} --ckpt-step {step}", ranks)
+
+
+def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
+    """The resumed run is the rest of the whole one, bit by bit."""
+    for part, expected in zip(resumed, whole, strict=True):
+        for name in ("losses", "grad_norms", "learning_rates", "skipped"):
+            assert getattr(part, name) == getattr(expected, name)[step:], name
+        for name, value in expected.weights.items():
+            np.testing.assert_array_equal(part.weights[name], value, err_msg=name)
+        assert part.random_states == expected.random_states
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize(
+    ("schedule", "correction"), [("2bw", ""), ("2bw", EF), ("1f1b", ""), ("oracle", ""), ("oracle", EF)]
+)
+def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
+    ranks, layout = SCHEDULES[schedule]
+    recipe = f"--optimizer {optimizer} {correction} {layout}"
+    folder, whole = saved(recipe, ranks)
+    assert_continues(resume(pool, folder, 3, recipe, ranks), whole, 3)
+
+
+@pytest.mark.parametrize("optimizer", ["normuon", "soap", "sgd"])
+def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
+    """Second moments of rows, preconditioners; on the same layout and on another one."""
+    recipe = f"--optimizer {optimizer} {EF}"
+    folder, whole = saved(f"{recipe} {SCHEDULES['2bw'][1]}", 2)
+    assert_continues(resume(pool, folder, 3, f"{recipe} {SCHEDULES['2bw'][1]}", 2), whole, 3)
+    assert_close(resume(pool, folder, 3, f"{recipe} {SCHEDULES['oracle'][1]}", 1), whole, 3)
+
+
+SHARDED = {
+    "distributed optimizer": f"--optimizer adam --use-distributed-optimizer {PP2} --pipeline-schedule 2bw",
+    "bf16": f"--optimizer muon --bf16 {PP2} --pipeline-schedule 2bw",
+}
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_masters_and_sharded_state(pool, saved, kind):
+    recipe = f"{SHARDED[kind]} {EF}"
+    folder, whole = saved(recipe, 4)
+    assert_continues(resume(pool, folder, 3, recipe, 4), whole, 3)
+
+
+def test_wpipe(pool, saved):
+    recipe = f"--optimizer adam {EF} {PP2} --pipeline-schedule wpipe"
+    folder, whole = saved(recipe, 2)
+    assert_continues(resume(pool, folder, 3, recipe, 2), whole, 3)
+
+
+EVERYTHING = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]} --hidden-dropout 0.1 --attention-dropout 0.1"
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_everything_switched_on(pool, saved, step):
+    """Dropout, error feedback; in warm-up and near the end."""
+    folder, whole = saved(EVERYTHING, 2)
+    assert_continues(resume(pool, folder, step, EVERYTHING, 2), whole, step)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_piece_of_state_can_be_left_out(pool, saved, piece):
+    """The comparison above notices each piece: without it the weights come out different."""
+    folder, whole = saved(EVERYTHING, 2)
+    arguments = f"{EVERYTHING} --load {folder} --ckpt-step 3".split()
+    spoiled = pool.run("tests.distributed.resume_jobs:resume_without", arguments, piece, ranks=2)
+    assert any(not np.array_equal(spoiled[0].weights[name], value) for name, value in whole[0].weights.items())
+
+
+def test_saving_changes_nothing(pool, saved):
+    _, whole = saved(EVERYTHING, 2)
+    assert_continues(train(pool, EVERYTHING, 2), whole, 0)
+
+
+def test_resumed_again_and_again(pool, saved, tmp_path):
+    """Three resumes in a row, with evaluations; the metrics file has no gap and no double."""
+    evaluate = "--eval-interval 2 --eval-iters 1"
+    whole_file, file = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    whole = train(pool, f"{EVERYTHING} {evaluate} --metrics-file {whole_file}", 2)
+    files = f"--save {tmp_path} --load {tmp_path} --save-interval 1 --metrics-file {file}"
+    for stop in (1, 3, 5, 100):
+        last = train(pool, f"{EVERYTHING} {evaluate} {files} --exit-interval {stop}", 2)
+    assert_continues(last, whole, 5)
+    assert rows(file) == rows(whole_file)
+    assert [row["iteration"] for row in rows(file) if "lm_loss" in row] == list(range(1, BATCHES + 1))
+
+
+def rows(file: Path) -> list[dict[str, float]]:
+    """Rows of a metrics file without times and settings."""
+    timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
+    parsed = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: row[key] for key in row if key not in timing} for row in parsed if "config" not in row]
+
+
+LAYOUTS = {
+    "PP4": (4, "--pipeline-model-parallel-size 4 --pipeline-schedule 2bw"),
+    "PP2xTP2": (4, f"{PP2} --tensor-model-parallel-size 2 --pipeline-schedule 2bw"),
+    "PP2xDP2": (4, f"{PP2} --pipeline-schedule 2bw"),
+    "micro-batch 2": (2, f"{PP2} --pipeline-schedule 2bw --micro-batch-size 2"),
+    "oracle": (1, "--gradient-delay 1"),
+    "PP2": (2, f"{PP2} --pipeline-schedule 2bw"),
+}
+
+
+@pytest.mark.parametrize(
+    ("origin", "target"),
+    [("PP2", "PP4"), ("PP2", "oracle"), ("PP2", "PP2xTP2"), ("oracle", "PP2xDP2"), ("PP4", "micro-batch 2")],
+)
+@pytest.mark.parametrize("optimizer", ["muon"])
+def test_another_layout(pool, saved, optimizer, origin, target):
+    recipe = f"--optimizer {optimizer} {EF}"
+    ranks, layout = LAYOUTS[origin]
+    folder, whole = saved(f"{recipe} {layout}", ranks)
+    ranks, layout = LAYOUTS[target]
+    assert_close(resume(pool, folder, 3, f"{recipe} {layout}", ranks), whole, 3)
+
+
+def assert_close(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
+    """Losses and weights of a run on another layout, to reduction order."""
+    losses = [next(outcome.losses for outcome in run if outcome.losses) for run in (resumed, whole)]
+    np.testing.assert_allclose(losses[0], losses[1][step:], rtol=RTOL, atol=ATOL)
+    merged = [{name: value for outcome in run for name, value in outcome.weights.items()} for run in (resumed, whole)]
+    assert merged[0].keys() == merged[1].keys()
+    for name, value in merged[1].items():
+        np.testing.assert_allclose(merged[0][name], value, rtol=RTOL, atol=10 * ATOL, err_msg=name)
+
+
+def test_from_2bw_to_1f1b_is_a_synchronous_cooldown(pool, saved):
+    folder, _ = saved(f"--optimizer adam {EF} {SCHEDULES['2bw'][1]}", 2)
+    expected = train(pool, f"--optimizer adam {EF} {SCHEDULES['2bw'][1]} --sync-cooldown-iters 3", 2)
+    assert_close(resume(pool, folder, 3, f"--optimizer adam {PP2}", 2), expected, 3)
+
+
+def test_from_1f1b_to_2bw_is_a_synchronous_start(pool, saved):
+    folder, _ = saved(f"--optimizer adam {PP2}", 2)
+    recipe = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]}"
+    expected = train(pool, f"{recipe} --sync-start-iters 3", 2)
+    assert_close(resume(pool, folder, 3, recipe, 2), expected, 3)

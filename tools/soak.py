@@ -1,0 +1,241 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Kills a run again and again at random moments and checks that nothing is lost.
+
+    python tools/soak.py --kills 50        (or: make soak N=50)
+
+A small delayed run on two CPU processes (2BW, error feedback, Muon, dropout, a checkpoint every few batches) is
+killed with SIGKILL, one rank or all of them, and started again with the same command line until it is complete. Then
+its last checkpoint, tensor by tensor, and its metrics file must equal those of a run that nobody disturbed, bit by
+bit. Runs follow one another until there have been enough kills. The last line is one JSON object; exit status 1 if
+anything differed. A survivor that does not end by itself is ended as torchrun would; that is counted: it happens when
+rank 0 is killed before the ranks have met, since torch goes on looking for it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ["OMP_NUM_THREADS"] = "1"
+
+RECIPE = (
+    "--device cpu --num-layers 4 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 "
+    "--max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 8 --lr 0.02 --min-lr 0.002 "
+    "--lr-decay-style cosine --lr-warmup-iters 2 --weight-decay 0.1 --clip-grad 1.0 --attention-dropout 0.1 "
+    "--hidden-dropout 0.1 --mock-data --tokenizer-type NullTokenizer --vocab-size 61 "
+    "--make-vocab-size-divisible-by 8 --eval-interval 7 --eval-iters 1 --num-workers 0 --normalization RMSNorm "
+    "--swiglu --disable-bias-linear --position-embedding-type rope --seed 7 --optimizer muon "
+    "--staleness-correction error-feedback --pipeline-schedule 2bw --pipeline-model-parallel-size 2 "
+    "--distributed-timeout-minutes 1 --keep-last 2"
+)
+# A launcher ends the survivors of a killed rank when they have not ended by themselves for so long, as torchrun does.
+_END_SECONDS = 30.0
+
+
+@dataclass
+class Summary:
+    """What happened."""
+
+    kills: int = 0
+    kills_of_all_ranks: int = 0
+    kills_during_a_save: int = 0
+    runs_completed: int = 0
+    starts: int = 0
+    survivors: int = 0
+    survivors_ended_by_the_launcher: int = 0
+    differences: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 0 if nothing was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after that long, with fewer kills")
+    parser.add_argument("--iterations", type=int, default=40, help="batches in a run")
+    parser.add_argument("--save-interval", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
+    options = parser.parse_args(argv)
+    _import_once()
+    began, summary, generator = time.monotonic(), Summary(), random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        reference = Run(Path(folder) / "reference", options)
+        start = time.monotonic()
+        if (codes := reference.start().wait()) != [0, 0]:
+            raise SystemExit(f"the undisturbed run failed: {codes}\n{reference.log()}")
+        duration = time.monotonic() - start
+        expected = reference.result()
+        while summary.kills < options.kills and time.monotonic() - began < 60 * options.minutes:
+            shutil.rmtree(Path(folder) / "disturbed", ignore_errors=True)
+            _disturb(Run(Path(folder) / "disturbed", options), expected, duration, generator, summary, options.kills)
+    summary.seconds = round(time.monotonic() - began, 1)
+    sys.stdout.write(json.dumps(asdict(summary)) + "\n")
+    return 1 if summary.differences else 0
+
+
+def _disturb(
+    run: "Run", expected: Any, duration: float, generator: random.Random, summary: Summary, kills: int
+) -> None:
+    """One run from its first batch to its last, killed on the way."""
+    while True:
+        summary.starts += 1
+        ranks = run.start()
+        if summary.kills >= kills:
+            codes = ranks.wait()
+        elif ranks.ended_within(generator.uniform(0.0, duration)):
+            codes = ranks.codes()
+        else:
+            victims = generator.choice([[0], [1], [0, 1]])
+            summary.kills += 1
+            summary.kills_of_all_ranks += len(victims) == 2
+            summary.kills_during_a_save += run.is_saving()
+            ranks.kill(victims)
+            codes = ranks.wait(_END_SECONDS)
+            survivors = [code for rank, code in enumerate(codes) if rank not in victims]
+            summary.survivors += len(survivors)
+            summary.survivors_ended_by_the_launcher += survivors.count(None)
+            ranks.kill([0, 1])
+            continue
+        if codes != [0, 0]:
+            summary.differences.append(f"start {summary.starts} ended with {codes}: {run.log()[-2000:]}")
+            return
+        break
+    summary.runs_completed += 1
+    summary.differences += _differences(run.result(), expected)
+    sys.stdout.write(f"{summary.kills} kills, {summary.runs_completed} runs complete\n")
+    sys.stdout.flush()
+
+
+class Ranks:
+    """The two processes of one start."""
+
+    def __init__(self, processes: list[Any]) -> None:
+        self._processes = processes
+
+    def ended_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return all(process.exitcode is not None for process in self._processes)
+
+    def kill(self, victims: list[int]) -> None:
+        for rank in victims:
+            process = self._processes[rank]
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float = 600.0) -> list[int | None]:
+        """Exit codes; None for a process that does not end."""
+        self.ended_within(seconds)
+        return self.codes()
+
+    def codes(self) -> list[int | None]:
+        return [process.exitcode for process in self._processes]
+
+
+class Run:
+    """A command line and the folder that it writes to."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True)
+        self._argv = [
+            *RECIPE.split(),
+            *("--train-iters", str(options.iterations), "--save-interval", str(options.save_interval)),
+            *("--save", str(folder / "checkpoints"), "--load", str(folder / "checkpoints")),
+            *("--metrics-file", str(folder / "metrics.jsonl")),
+        ]
+
+    def start(self) -> Ranks:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_rank, args=(rank, port, self._argv, self._folder)) for rank in (0, 1)]
+        for process in processes:
+            process.start()
+        return Ranks(processes)
+
+    def is_saving(self) -> bool:
+        staging = self._folder / "checkpoints" / ".unfinished"
+        return staging.is_dir() and any(staging.iterdir())
+
+    def log(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("rank*.log")))
+
+    def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Every tensor of the last checkpoint, and the metrics without times."""
+        from megatron_async.checkpoint import folder
+
+        newest = folder.newest(self._folder / "checkpoints")
+        assert newest is not None
+        timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
+        rows = [json.loads(line) for line in (self._folder / "metrics.jsonl").read_text().splitlines()]
+        kept = [{key: row[key] for key in row if key not in timing} for row in rows if "config" not in row]
+        return _tensors(newest.path), kept
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    index = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in index.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    load(state, storage_reader=FileSystemReader(str(path)), no_dist=True)
+    return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+def _differences(result: Any, expected: Any) -> list[str]:
+    import numpy as np
+
+    (tensors, rows), (expected_tensors, expected_rows) = result, expected
+    found = [
+        f"tensor {name} differs"
+        for name in expected_tensors.keys() | tensors.keys()
+        if name not in tensors or not np.array_equal(tensors[name], expected_tensors.get(name))
+    ]
+    return found + ([] if rows == expected_rows else ["the metrics files differ"])
+
+
+def _import_once() -> None:
+    """Import torch and Megatron here, so that each start of a rank costs a fork and not half a minute of imports."""
+    from megatron_async import platform
+
+    platform.activate("cpu")
+    from megatron_async import arguments  # noqa: F401
+    from megatron_async.training import run  # noqa: F401
+
+
+def _rank(rank: int, port: int, argv: list[str], folder: Path) -> None:
+    descriptor = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
+    torch.set_num_threads(1)
+    from megatron_async import pretrain
+
+    pretrain.run_to_exit(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
