@@ -14,7 +14,7 @@ import math
 import os
 import queue
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, mpu, tensor_parallel
+from megatron.core import optimizer as _optimizer
 from megatron.core.dist_checkpointing import optimizer as _sharded_optimizer
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
@@ -42,9 +43,15 @@ from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS, EmergingOptimizerEntry
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MegatronOptimizer,
+)
+from megatron.core.optimizer.optimizer_config import OptimizerConfig, ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
@@ -109,6 +116,7 @@ __all__ = [
     "dense_mlp_spec",
     "evaluate",
     "finalize_model_grads",
+    "flat_sharded",
     "forward_step",
     "get_args",
     "get_attr_wrapped_model",
@@ -126,31 +134,39 @@ __all__ = [
     "gpu_layer_specs",
     "initialize",
     "inner_optimizers",
+    "is_layer_wise",
     "layers_of_stage",
     "linear_attention_pattern",
     "load_checkpoint",
     "load_common_state",
     "load_model_weights",
     "make_parser",
+    "master_of",
+    "master_params",
     "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
     "pretend_rank",
     "pretrain_cfg_container_from_args",
+    "publish_weights",
     "rank_from_environment",
     "save_checkpoint",
     "save_model_weights",
     "set_global_variables",
     "setup_model_and_optimizer",
+    "shards_of",
     "shut_down",
     "step_unless_not_finite",
     "store",
+    "tensor_parallel",
     "tensor_parallel_place",
+    "tensor_shards",
     "tied_embedding",
     "timed_schedule",
     "undisturbed_random_states",
     "unwrap_model",
     "update_train_iters",
+    "use_optimizers",
     "wandb_run",
 ]
 
@@ -244,6 +260,139 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
             yield from inner_optimizers(member)
         elif not member.is_stub_optimizer:
             yield member
+
+
+def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
+    """Every (torch optimizer, parameter group, parameter) that this rank steps on; with bf16, fp32 master copies."""
+    for inner in inner_optimizers(optimizer):
+        for group in inner.optimizer.param_groups:
+            for param in group["params"]:
+                yield inner.optimizer, group, param
+
+
+def is_layer_wise(optimizer: MegatronOptimizer) -> bool:
+    """Whether each parameter is stepped on by one data-parallel rank, which sends it to the others."""
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(is_layer_wise(member) for member in chain)
+
+
+def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
+    """(parameter group, model parameter) of what a distributed optimizer keeps in flat pieces over all ranks."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, _) in inner.model_param_group_index_map.items():
+                yield inner.optimizer.param_groups[group], param
+
+
+def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
+    """(what a distributed optimizer steps on, the model parameter that it is a part of)."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, position) in inner.model_param_group_index_map.items():
+                yield inner.optimizer.param_groups[group]["params"][position], param
+
+
+@torch.no_grad()
+def publish_weights(optimizer: MegatronOptimizer) -> None:
+    """Copy the master weights into the model on every data-parallel rank, as the end of an optimizer step does."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer | Float16OptimizerWithFloat16Params):
+            inner._copy_main_params_to_model_params()
+        if isinstance(inner, DistributedOptimizer):
+            for chunk in inner.model_chunks:
+                chunk.start_param_sync(force_sync=True)
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
+    for member in (optimizer, *chain):
+        if isinstance(member, LayerWiseDistributedOptimizer):
+            member.allgather_params()
+
+
+def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
+    """Process group and axis of a parameter's tensor-parallel cut; None for one that every rank has whole."""
+    dim = getattr(param, "partition_dim", -1)
+    if not getattr(param, "tensor_model_parallel", False) or dim < 0:
+        return None
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    # Megatron marks the parameters of routed experts as not reduced with the others.
+    group = groups.tp if getattr(param, "allreduce", True) else groups.expt_tp
+    return (group, dim) if group.size() > 1 else None
+
+
+BuildOptimizer = Callable[[str, list[dict[str, Any]], list[Any]], torch.optim.Optimizer]
+"""(name, parameter groups, model chunks) -> torch optimizer."""
+
+
+def use_optimizers(
+    build: BuildOptimizer, optimizer_of: Callable[[str, torch.Tensor], str], names: Sequence[str]
+) -> None:
+    """Let Megatron build optimizers that it does not know, and several kinds of them side by side.
+
+    Megatron's registry takes one optimizer and sends what is left to Adam; a table of which optimizer steps on which
+    parameter needs two changes. The chosen optimizer is registered under a name of our own, because for "muon"
+    Megatron rewrites the table. The function that builds the others builds them all.
+
+    Args:
+        build: makes the torch optimizer of a name other than "adam" and "sgd".
+        optimizer_of: parameter name, parameter -> optimizer name.
+        names: optimizers in use, the chosen one first.
+    """
+    training.get_megatron_optimizer = _optimizer.get_megatron_optimizer
+    _optimizer._get_megatron_optimizer_based_on_param_groups = _megatron_builds
+    chosen, *others = names
+    if chosen in ("adam", "sgd"):
+        return
+    alias = f"megatron_async-{chosen}"
+
+    def predicate(name: str) -> ParamKey:
+        return ParamKey(
+            with_name_predicate=ParamWithNamePredicate(
+                name, lambda param, full_name: optimizer_of(full_name, param) == name
+            )
+        )
+
+    def make(groups: list[dict[str, Any]], model_chunks: list[Any]) -> torch.optim.Optimizer:
+        return build(chosen, groups, model_chunks)
+
+    _EMERGING_OPTIMIZERS[alias] = EmergingOptimizerEntry(
+        optimizer_cls=make,
+        init_state_fn=_allocate_state,
+        config_to_kwargs=lambda config, model_chunks, groups: {"model_chunks": model_chunks},
+        default_param_overrides={predicate(name): {"optimizer": name} for name in others},
+    )
+
+    def get_optimizer(config: Any, model: list[Any], *args: Any, **kwargs: Any) -> MegatronOptimizer:
+        config.optimizer = alias
+        optimizer = _optimizer.get_megatron_optimizer(config, model, *args, **kwargs)
+        config.optimizer = chosen
+        return optimizer
+
+    def build_others(*, config: Any, model_chunks: list[Any], param_groups: list[dict[str, Any]], **kwargs: Any) -> Any:
+        if config.optimizer in ("adam", "sgd"):
+            return _megatron_builds(config=config, model_chunks=model_chunks, param_groups=param_groups, **kwargs)
+        optimizer = build(config.optimizer, param_groups, model_chunks)
+        if kwargs.get("skip_megatron_wrapping"):
+            return optimizer, _allocate_state
+        wrap = Float16OptimizerWithFloat16Params if config.bf16 else FP32Optimizer
+        wrapped = wrap(optimizer, config, *((None,) if config.bf16 else ()), _allocate_state)
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        wrapped.grad_stats_parallel_group = kwargs["model_parallel_group"]
+        wrapped.tp_group, wrapped.expert_tp_group = groups.tp, groups.expt_tp
+        return wrapped
+
+    training.get_megatron_optimizer = get_optimizer
+    _optimizer._get_megatron_optimizer_based_on_param_groups = build_others
+
+
+_megatron_builds = _optimizer._get_megatron_optimizer_based_on_param_groups
+
+
+def _allocate_state(optimizer: Any, config: Any = None) -> None:
+    """Give every parameter its optimizer state without a step: a checkpoint is loaded into it."""
+    for group in optimizer.param_groups:
+        if hasattr(optimizer, "init_states"):
+            optimizer.init_states()
+            return
+        optimizer._init_group(group, skip_non_grad_params=False)
 
 
 def linear_attention_pattern(config: Any) -> list[int]:
