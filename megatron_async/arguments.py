@@ -90,6 +90,11 @@ class AsyncArguments:
     metrics_file: str | None = _option(None, "JSON lines: one per batch and per evaluation.")
     trace_file: str | None = _option(None, "Timeline of this run's pipeline in Chrome's trace format.")
     trace_batches: int = _option(12, "Batches in the timeline, counted from the first one of this run.", type=int)
+    emulate_compute_ms: str | None = _option(
+        None,
+        "F,B: instead of computing, each rank sleeps F ms in the forward and B ms in the backward of a micro-batch. "
+        "Schedules and transport run for real; losses mean nothing.",
+    )
     dry_run: bool = _option(False, "Resolve, check and print; train nothing. Needs no data and no second process.")
 
 

@@ -30,7 +30,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
@@ -40,7 +40,8 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
 )
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.msc_utils import MultiStorageClientFeature
-from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.num_microbatches_calculator import get_num_microbatches, reconfigure_num_microbatches_calculator
+from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS, EmergingOptimizerEntry
@@ -819,3 +820,42 @@ def stage_of(rank: int) -> int:
     stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
     dist.broadcast(stage, src=rank)
     return int(stage.item())
+
+
+def data_parallel(module: torch.nn.Module, args: argparse.Namespace) -> Any:
+    """A model chunk of any kind in Megatron's data-parallel wrapper; the module has a `config`."""
+    return DistributedDataParallel(
+        config=module.config,
+        ddp_config=DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer),
+        module=module,
+    )
+
+
+def optimizer_for(chunks: list[Any], args: argparse.Namespace) -> MegatronOptimizer:
+    """Megatron's optimizer of wrapped chunks, for SGD and Adam."""
+    config = OptimizerConfig(
+        optimizer=args.optimizer,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        sgd_momentum=args.sgd_momentum,
+        clip_grad=args.clip_grad,
+    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+@contextlib.contextmanager
+def shape_of_schedule(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
+    """Let what is built inside see other numbers of micro-batches and virtual stages than the run's arguments give."""
+    before = get_num_microbatches()
+
+    def set_shape(microbatches: int, virtual_stages: int | None) -> None:
+        reconfigure_num_microbatches_calculator(
+            rank=1, global_batch_size=microbatches, micro_batch_size=1, data_parallel_size=1
+        )
+        mpu.set_virtual_pipeline_model_parallel_world_size(virtual_stages)
+
+    set_shape(microbatches, virtual_stages)
+    try:
+        yield
+    finally:
+        set_shape(before, None)

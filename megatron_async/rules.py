@@ -9,6 +9,7 @@ from megatron_async import megatron, model_rules
 from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
+from megatron_async.training.emulation import EmulatedCompute
 
 
 def is_delayed(args: argparse.Namespace) -> bool:
@@ -32,6 +33,7 @@ def before_megatron(args: argparse.Namespace) -> list[str]:
         problems.append(f"--trace-batches {args.trace_batches}: must be at least 1.")
     if is_delayed(args):
         problems += _unsupported_with_delay(args)
+    problems += _emulation(args)
     return problems
 
 
@@ -117,6 +119,17 @@ def _oracle(args: argparse.Namespace) -> Iterator[str]:
             f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "
             "--pipeline-schedule out."
         )
+
+
+def _emulation(args: argparse.Namespace) -> Iterator[str]:
+    if args.emulate_compute_ms is None:
+        return
+    try:
+        EmulatedCompute.parse(args.emulate_compute_ms)
+    except ValueError as error:
+        yield f"--emulate-compute-ms {error}."
+    if args.num_experts is not None:
+        yield "--emulate-compute-ms with --num-experts: no router runs, so nothing is balanced; use a dense model."
 
 
 def _layout(args: argparse.Namespace) -> Iterator[str]:

@@ -186,7 +186,7 @@ class DelayedSteps:
             links=connect(
                 torch.distributed.get_process_group_ranks(groups.pp),
                 self._stage,
-                _message(args, megatron.get_model_config(training.model[0]), groups),
+                activations(args, megatron.get_model_config(training.model[0])),
                 # 2BW and PipeDream prove that message i - 2 has been taken when message i is sent. WPipe runs up to
                 # 2P forwards ahead of their backwards.
                 sends_in_flight=2 if len(self.chunks) == 1 else 2 * self._stages,
@@ -261,7 +261,9 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
     )
 
 
-def _message(args: argparse.Namespace, config: Any, groups: megatron.ProcessGroupCollection) -> Message:
+def activations(args: argparse.Namespace, config: Any) -> Message:
+    """What stages pass on: the activations of one micro-batch."""
+    groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
     (shape,) = megatron.get_tensor_shapes(
         seq_length=args.seq_length,
         micro_batch_size=args.micro_batch_size,
