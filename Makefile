@@ -20,7 +20,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint soak format clean
+.PHONY: help setup quickstart test parity soak lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,7 +42,7 @@ $(STAMP): setup.py constraints.txt pyproject.toml
 	rm $(UNFINISHED); \
 	touch $(STAMP)
 
-quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU processes; MODEL=tiny ITERS=150
+quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU processes; MODEL=tiny ITERS=100
 	$(VENV_PYTHON) examples/quickstart/quickstart.py --model $(MODEL) $(if $(ITERS),--iters $(ITERS))
 
 lint: setup ## style, formatting and types
@@ -52,6 +52,9 @@ lint: setup ## style, formatting and types
 
 test: setup lint ## lint, then every test that needs no GPU
 	$(VENV_PYTHON) -m pytest
+
+parity: setup ## compare every schedule, layout, model and precision with one process; ONLY=2bw-PP2 for a part
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m tests.distributed.matrix --only "$(ONLY)"
 
 soak: setup ## kill a run N times at random moments and compare with an undisturbed one
 	$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N)

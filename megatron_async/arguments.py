@@ -98,6 +98,8 @@ def _make_parser() -> argparse.ArgumentParser:
         muon_extra_scale_factor=0.2,  # update RMS 0.2: 0.2 * sqrt(max(rows, columns)), Moonlight
         muon_tp_mode="duplicated",  # orthogonalize the whole matrix, not a tensor-parallel block of it
         adam_beta2=0.95,  # section 2.1 of arXiv 2606.30634
+        log_interval=1,
+        eval_interval=1000,  # Megatron has none, and fails without
     )
     return parser
 
@@ -137,7 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if (objection := megatron.check_arguments(args)) is not None:
         # Megatron stops at its first objection. That about the number of processes is one of our rules already.
         problems += [] if problems and objection.startswith("world size (") else [objection]
-    elif not problems:
+    else:
         problems += rules.after_megatron(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))

@@ -464,7 +464,7 @@ def check_structure(checkpoint: Path) -> None:
             raise ValueError(f"{checkpoint / name} has {size} bytes, the index needs {end}")
 
 
-def store() -> dist.Store:
+def store() -> Any:
     """The store that the job's processes met by."""
     return dist.distributed_c10d._get_default_store()
 
@@ -587,3 +587,10 @@ def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
     copied = copy.copy(scheduler)
     copied.optimizer = optimizer
     return copied
+
+
+def stage_of(rank: int) -> int:
+    """Pipeline stage of a global rank. Collective: every rank must call it, in the same order."""
+    stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
+    dist.broadcast(stage, src=rank)
+    return int(stage.item())

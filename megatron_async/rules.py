@@ -28,7 +28,7 @@ def before_megatron(args: argparse.Namespace) -> list[str]:
 
 def after_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that need Megatron's derived values: data-parallel size, batch sizes, the model's configuration."""
-    problems = [*_batch(args), *compatibility.problems(args)]
+    problems = [*_batch(args), *_learning_rate(args), *compatibility.problems(args)]
     if args.train_iters is not None and args.sync_start_iters + args.sync_cooldown_iters > args.train_iters:
         problems.append(
             f"--sync-start-iters {args.sync_start_iters} + --sync-cooldown-iters {args.sync_cooldown_iters} is more "
@@ -150,6 +150,15 @@ def _batch(args: argparse.Namespace) -> Iterator[str]:
             f"{args.micro_batch_size} / data-parallel {args.data_parallel_size}) for {stages} stages. Raise "
             f"--global-batch-size to at least {stages * per_step}, lower --micro-batch-size or the data-parallel size, "
             "or use fewer stages."
+        )
+
+
+def _learning_rate(args: argparse.Namespace) -> Iterator[str]:
+    decay = args.lr_decay_iters or args.train_iters
+    if decay is not None and args.lr_warmup_iters and args.lr_warmup_iters >= decay:
+        yield (
+            f"--lr-warmup-iters {args.lr_warmup_iters} leaves nothing to decay over: it must be less than "
+            f"{'--lr-decay-iters' if args.lr_decay_iters else '--train-iters'} {decay}."
         )
 
 

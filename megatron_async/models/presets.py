@@ -108,8 +108,8 @@ PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         summary="Llama-style, for the quick start",
         source="our choice",
-        arguments={**_LLAMA, **_context(128), **_heads(6, 2, 32), "num_layers": 4, "hidden_size": 192}
-        | {"ffn_hidden_size": 512},
+        arguments={**_LLAMA, **_context(128), **_heads(4, 2, 32), "num_layers": 8, "hidden_size": 128}
+        | {"ffn_hidden_size": 384},
     ),
     "smollm2-135m": Preset(
         summary="dense, Llama-style, tied embeddings",

@@ -250,12 +250,6 @@ PATCHES: tuple[Patch, ...] = (
         _returns_self,
     ),
     Patch(
-        "torch:Tensor.pin_memory",
-        "pinned host memory needs an accelerator",
-        "core/optimizer/distrib_optimizer.py: pin_memory",
-        _returns_self,
-    ),
-    Patch(
         "torch:Tensor.type",
         "the optimizers and the clipping compare type names with torch.cuda.*Tensor",
         "core/optimizer/clip_grads.py: assert param.grad.type() == 'torch.cuda.FloatTensor'",

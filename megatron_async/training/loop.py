@@ -72,6 +72,7 @@ class Loop:
     ) -> None:
         self._args, self.model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._forward_step, self._valid_data, self.metrics = forward_step, valid_data, metrics
+        self.train_data = train_data
         self.checkpoints, self._stops = checkpoints, stops
         self._stopping = False
         self._skips = SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)

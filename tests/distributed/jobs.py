@@ -32,12 +32,13 @@ class Outcome:
     skipped: list[bool] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
     weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    tensor_rank: int = 0
     random_states: dict[str, bytes] = field(default_factory=dict)
     status: int = 0
 
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
-    """Train with the base arguments and `arguments`; before every forward and backward, sleep up to `sleep_ms`."""
+    """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
     from megatron_async import arguments as command_line
     from megatron_async import megatron
     from megatron_async.models.naming import global_names
@@ -53,6 +54,7 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     outcome.random_states = _random_states()
     for chunk in megatron.unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+    outcome.tensor_rank = megatron.mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
 
@@ -102,3 +104,102 @@ def _stall(loop: Any, sleep_ms: float) -> None:
         return span(kind, **labels)
 
     loop.timeline.span = stalled
+
+
+def initial_state(
+    arguments: Sequence[str], batches: int
+) -> tuple[dict[str, np.ndarray[Any, Any]], list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]:
+    """Initial weights of a one-process run, and (tokens, labels) [samples, sequence] of its first batches."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    loop = run.build(args)
+    (model,) = megatron.unwrap_model(loop.model)
+    weights = {name: param.detach().numpy().copy() for name, param in global_names(model)}
+    data = []
+    for _ in range(batches):
+        samples = [next(loop.train_data) for _ in range(args.global_batch_size // args.micro_batch_size)]
+        data.append(tuple(np.concatenate([sample[key].numpy() for sample in samples]) for key in ("tokens", "labels")))
+    loop.metrics.close()
+    run.close()
+    return weights, data
+
+
+def command(arguments: Sequence[str]) -> tuple[int, str]:
+    """Exit status of the entry point with exactly these arguments, and what it wrote to stderr."""
+    import contextlib
+    import io
+
+    from megatron_async import pretrain
+
+    written = io.StringIO()
+    with contextlib.redirect_stderr(written):
+        status = pretrain.main(list(arguments))
+    return status, written.getvalue()
+
+
+# Collectives that wait unless told otherwise; point-to-point calls that always do.
+_WAITING = (
+    "all_reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "reduce",
+)
+_WAITING += ("all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "monitored_barrier")
+
+
+def blocking_calls(arguments: Sequence[str]) -> list[str]:
+    """Calls that made this rank wait for another stage in steady state: after the third update, before the last two."""
+    import inspect
+
+    import torch.distributed as dist
+
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    loop = run.build(args)
+    stages = {rank: megatron.stage_of(rank) for rank in range(dist.get_world_size())}
+    found: list[str] = []
+    completed = 0
+
+    def watched(name: str) -> Any:
+        original = getattr(dist, name)
+        signature = inspect.signature(original)
+
+        def call(*values: Any, **options: Any) -> Any:
+            given = signature.bind(*values, **options).arguments
+            ranks = dist.get_process_group_ranks(given.get("group"))
+            crosses = len({stages[rank] for rank in ranks}) > 1
+            if 3 <= completed <= args.train_iters - 2 and crosses and not given.get("async_op", False):
+                found.append(name)
+            return original(*values, **options)
+
+        return call
+
+    originals = {name: getattr(dist, name) for name in _WAITING}
+    report = loop.metrics.batch
+
+    def count(numbers: Any) -> None:
+        nonlocal completed
+        completed += 1
+        report(numbers)
+
+    loop.metrics.batch = count
+    for name in _WAITING:
+        setattr(dist, name, watched(name))
+    try:
+        loop.run()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    loop.metrics.close()
+    run.close()
+    return found

@@ -1,0 +1,193 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The parity matrix: schedules, layouts, models, precisions and sharding, each against the one-process oracle.
+
+`python -m tests.distributed.matrix` (`make parity`) runs every cell and prints the largest relative difference in
+each; the tests run a part of the cells that covers every feature.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tests.distributed.jobs import Outcome
+from tests.distributed.pool import JobFailed, Pool
+
+LAYOUTS = {
+    "PP2": (2, "--pipeline-model-parallel-size 2"),
+    "PP4": (4, "--pipeline-model-parallel-size 4"),
+    "PP2xTP2": (4, "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel"),
+    "PP2xDP2": (4, "--pipeline-model-parallel-size 2"),
+    "PP2xEP2": (4, "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
+    "TP2": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "EP2": (2, "--expert-model-parallel-size 2"),
+    "DP2": (2, ""),
+}
+MODELS = {
+    "dense": "",
+    # Balanced by a bias and an auxiliary loss at once: both have to belong to the right batch and version.
+    "moe": "--num-experts 4 --moe-ffn-hidden-size 32 --moe-router-topk 2 --moe-router-score-function sigmoid "
+    "--moe-router-enable-expert-bias --moe-aux-loss-coeff 0.01 --moe-token-dispatcher-type alltoall",
+}
+PRECISIONS = {"fp32": "", "bf16": "--bf16"}
+SHARDING = {"plain": "", "sharded": "--use-distributed-optimizer"}
+OPTIMIZERS = {"adam": "--optimizer adam", "muon": "--optimizer muon"}
+UNTIED = "--untie-embeddings-and-output-weights"
+
+# Largest relative difference that the order of sums explains. In bf16 a weight on the other side of a rounding boundary
+# differs by 2^-8 of itself, and Adam makes a full step of a rounding error where the gradient is next to nothing; a run
+# with the wrong delay differs by more than ten times as much (see the tests).
+TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
+# In bf16 a token between two experts may go the other way.
+ROUTING_TOLERANCE = 6e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a schedule and the one-process run that it must equal.
+
+    Attributes:
+        excluded: why Megatron itself cannot run this combination, or "".
+    """
+
+    schedule: str
+    layout: str
+    model: str
+    precision: str
+    sharding: str
+    optimizer: str
+
+    @property
+    def name(self) -> str:
+        return "-".join((self.schedule, self.layout, self.model, self.precision, self.sharding, self.optimizer))
+
+    @property
+    def excluded(self) -> str:
+        if "EP" in self.layout and self.model == "dense":
+            return "a dense model has no experts to distribute"
+        if self.sharding == "sharded" and "DP" not in self.layout and "EP" not in self.layout:
+            return "nothing to shard over one data-parallel rank"
+        return ""
+
+    @property
+    def tolerance(self) -> float:
+        return ROUTING_TOLERANCE if (self.precision, self.model) == ("bf16", "moe") else TOLERANCE[self.precision]
+
+    @property
+    def ranks(self) -> int:
+        return LAYOUTS[self.layout][0]
+
+    @property
+    def recipe(self) -> str:
+        """Arguments that both runs have in common."""
+        parts = [MODELS[self.model], PRECISIONS[self.precision], OPTIMIZERS[self.optimizer], "--clip-grad 0.5"]
+        # With tied embeddings one process adds up the gradients of both uses in bf16, two stages do so in fp32.
+        if self.schedule in ("wpipe", "pipedream") or self.precision == "bf16":
+            parts.append(UNTIED)
+        if self.precision == "bf16":
+            parts.append("--train-iters 4")  # rounding errors grow from step to step
+        if self.schedule == "pipedream":
+            parts.append(f"--global-batch-size {2 if 'DP' in self.layout else 1}")
+        if self.schedule != "1f1b":
+            parts.append("--staleness-correction error-feedback")
+        return " ".join(parts)
+
+    @property
+    def pipeline(self) -> str:
+        return f"{self.recipe} {LAYOUTS[self.layout][1]} {SHARDING[self.sharding]} --pipeline-schedule {self.schedule}"
+
+    @property
+    def reference(self) -> str:
+        stages = "4" if self.layout == "PP4" else "2"
+        delay = {"1f1b": "", "2bw": "1", "wpipe": "wpipe", "pipedream": f"pipedream:{stages}"}[self.schedule]
+        return f"{self.recipe} --gradient-delay {delay}" if delay else self.recipe
+
+
+def cells() -> list[Cell]:
+    """Every combination that means something, those that Megatron cannot do included."""
+    product = itertools.product
+    pipelines = [name for name in LAYOUTS if name.startswith("PP")]
+    wpipe_layouts = [name for name in pipelines if name != "PP4"]  # the test's model has 4 layers, PP4 needs 8
+    combinations = [
+        *product(("1f1b",), LAYOUTS, MODELS, ("fp32",), SHARDING, ("adam",)),
+        *product(("2bw",), pipelines, MODELS, PRECISIONS, SHARDING, OPTIMIZERS),
+        *product(("wpipe",), wpipe_layouts, MODELS, PRECISIONS, SHARDING, ("muon",)),
+        *product(("pipedream",), ("PP2", "PP4", "PP2xDP2"), ("dense",), PRECISIONS, ("plain",), ("adam",)),
+    ]
+    return [Cell(*values) for values in combinations]
+
+
+def difference(pipeline: list[Outcome], expected: Outcome, *, norms: bool) -> float:
+    """Largest relative difference of a loss, a gradient norm (unless every stage has its own), or a weight, which is
+    measured in the Frobenius norm."""
+
+    def relative(actual: Any, reference: Any) -> float:
+        return float(np.linalg.norm(np.asarray(actual) - np.asarray(reference)) / np.linalg.norm(reference))
+
+    worst = 0.0
+    for outcome in pipeline:
+        pairs = list(zip(outcome.losses, expected.losses, strict=False))
+        if norms:
+            pairs += zip(outcome.grad_norms, expected.grad_norms, strict=True)
+        worst = max(worst, *(abs(actual - right) / abs(right) for actual, right in pairs), 0.0)
+        for name, weight in outcome.weights.items():
+            right = part_of(expected.weights[name], weight.shape, outcome.tensor_rank, name)
+            worst = max(worst, relative(weight, right))
+    return worst
+
+
+def part_of(whole: np.ndarray, shape: tuple[int, ...], rank: int, name: str) -> np.ndarray:
+    """The part of a weight that a tensor-parallel rank holds, of two."""
+    if whole.shape == shape:
+        return whole
+    (dim,) = [index for index, (full, own) in enumerate(zip(whole.shape, shape, strict=True)) if full != own]
+    pieces = 4 if name.endswith("linear_fc1.weight") else 2  # gate and up projection lie one after the other
+    return np.concatenate(np.split(whole, pieces, axis=dim)[rank::2], axis=dim)
+
+
+def measure(pool: Pool, cell: Cell, reference: Callable[[str], Outcome]) -> float:
+    """Run a cell; its largest relative difference."""
+    expected = reference(cell.reference)
+    pipeline = pool.run("tests.distributed.jobs:train", cell.pipeline.split(), ranks=cell.ranks)
+    return difference(pipeline, expected, norms=cell.schedule != "pipedream")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    options = parser.parse_args()
+    pool, known, failures = Pool(), dict[str, Outcome](), 0
+    table = Table("cell", "largest relative difference", "allowed", title="parity with the one-process oracle")
+
+    def reference(arguments: str) -> Outcome:
+        if arguments not in known:
+            known[arguments] = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=1)[0]
+        return known[arguments]
+
+    console = Console(width=120)
+    for cell in (cell for cell in cells() if options.only in cell.name):
+        if cell.excluded:
+            table.add_row(cell.name, "-", cell.excluded)
+            continue
+        try:
+            found = measure(pool, cell, reference)
+            good = found <= cell.tolerance
+            table.add_row(cell.name, f"{found:.1e}", f"{cell.tolerance:.1e}", style=None if good else "red")
+        except JobFailed as failure:
+            good, reason = False, str(failure).split("Error: ")[-1].splitlines()[0]
+            table.add_row(cell.name, "failed", reason, style="red")
+        failures += not good
+        console.print(f"{cell.name}: {'equal' if good else 'NOT EQUAL'}", highlight=False)
+    console.print(table)
+    pool.close()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Wrong command lines: every rank ends at once with status 2, rank 0 says everything that is wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.distributed.jobs import BASE
+
+ASYNC = "--optimizer muon --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+
+# Arguments that are added to a working command line, and texts that must all be in the message.
+WRONG = {
+    "fewer micro-batches than stages": (
+        "--global-batch-size 1",
+        ["1 micro-batches", "for 2 stages", "--global-batch-size to at least 2"],
+    ),
+    "unknown model": ("--model smollm9", ["--model smollm9", "Known:", "tiny"]),
+    "layers not divisible": ("--num-layers 5", ["--num-layers 5", "--pipeline-model-parallel-size 2"]),
+    "missing data": ("--data-path 1.0 /nowhere/corpus", ["/nowhere/corpus.bin"]),
+    "fp16": ("--fp16", ["--fp16", "--bf16"]),
+    "negative strength": (
+        "--staleness-correction error-feedback --correction-strength -0.5",
+        ["--correction-strength -0.5", "at least 0"],
+    ),
+    "strength not finite": (
+        "--staleness-correction error-feedback --correction-strength nan",
+        ["--correction-strength nan", "finite"],
+    ),
+    "unknown argument": ("--pipeline-shedule wpipe", ["--pipeline-shedule", "did you mean --pipeline-schedule"]),
+    "unknown schedule": ("--pipeline-schedule 3bw", ["--pipeline-schedule", "3bw", "2bw", "wpipe"]),
+    "correction without a delay": (
+        "--pipeline-schedule 1f1b --staleness-correction error-feedback",
+        ["--staleness-correction error-feedback", "1f1b has none"],
+    ),
+    "delay in a pipeline": ("--gradient-delay 1", ["--gradient-delay", "one pipeline stage"]),
+    "virtual stages": ("--num-virtual-stages-per-pipeline-rank 2", ["virtual stages"]),
+    "tied embeddings under wpipe": ("--pipeline-schedule wpipe", ["--untie-embeddings-and-output-weights"]),
+    "several micro-batches under pipedream": ("--pipeline-schedule pipedream", ["--global-batch-size must be", "= 1"]),
+    "too many synchronous batches": ("--sync-start-iters 4 --sync-cooldown-iters 4", ["is more than --train-iters 6"]),
+    "warm-up longer than the run": ("--lr-warmup-iters 6", ["--lr-warmup-iters 6", "less than"]),
+    "GPU wanted": ("--device cuda", ["--device cuda", "no usable CUDA device"]),
+    "processes do not fit": ("--tensor-model-parallel-size 3", ["2 process(es)", "= 6"]),
+    "context parallel": ("--context-parallel-size 2", ["--context-parallel-size 2", "untested"]),
+    "two at once": ("--num-layers 5 --fp16 --learning-rat 3", ["--num-layers 5", "--fp16", "--learning-rat"]),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_command_line(pool, fault):
+    added, expected = WRONG[fault]
+    base = [word for word in BASE if word != "--mock-data"] if "--data-path" in added else BASE
+    answers = pool.run("tests.distributed.jobs:command", [*base, *ASYNC.split(), *added.split()], ranks=2, timeout=60)
+    (status, message), (other_status, silence) = answers
+    assert (status, other_status) == (2, 2)
+    assert silence == ""
+    assert "nothing was started" in message and "Traceback" not in message
+    missing = [text for text in expected if text not in message]
+    assert not missing, message
+
+
+def test_a_separate_process_ends_with_status_2():
+    command = [sys.executable, "-m", "megatron_async.pretrain", *BASE, *ASYNC.split(), "--fp16"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 2
+    assert "--fp16" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,89 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Cells of the parity matrix that together cover every schedule, layout, model, precision and sharding."""
+
+from functools import cache
+
+import pytest
+
+from tests.distributed.jobs import Outcome
+from tests.distributed.matrix import TOLERANCE, Cell, cells, difference, measure
+from tests.distributed.pool import Pool
+
+NAMES = (
+    "1f1b-TP2-dense-fp32-plain-adam",
+    "1f1b-EP2-moe-fp32-plain-adam",
+    "1f1b-DP2-dense-fp32-sharded-adam",
+    "2bw-PP2-dense-bf16-plain-muon",
+    "2bw-PP4-moe-fp32-plain-adam",
+    "2bw-PP2xTP2-moe-fp32-plain-muon",
+    "2bw-PP2xDP2-dense-fp32-sharded-adam",
+    "2bw-PP2xDP2-moe-fp32-sharded-muon",
+    "2bw-PP2xDP2-dense-bf16-sharded-adam",
+    "2bw-PP2xEP2-moe-fp32-plain-muon",
+    "wpipe-PP2-moe-fp32-plain-muon",
+    "wpipe-PP2xTP2-dense-fp32-plain-muon",
+    "wpipe-PP2xDP2-dense-fp32-sharded-muon",
+    "pipedream-PP4-dense-fp32-plain-adam",
+    "pipedream-PP2xDP2-dense-fp32-plain-adam",
+)
+CELLS = {cell.name: cell for cell in cells()}
+
+
+@pytest.fixture(scope="module")
+def reference(pool: Pool):
+    @cache
+    def run(arguments: str) -> Outcome:
+        return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=1)[0]
+
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cell_equals_the_oracle(pool, reference, name):
+    cell = CELLS[name]
+    assert not cell.excluded
+    assert measure(pool, cell, reference) <= cell.tolerance
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_a_wrong_delay_would_be_seen(reference, precision):
+    """The tolerances tell a delayed run from a synchronous one, with a wide margin."""
+    cell = Cell("2bw", "PP2", "dense", precision, "plain", "muon")
+    right = reference(cell.reference)
+    wrong = reference(cell.reference.replace("--gradient-delay 1", "--gradient-delay 2"))
+    assert difference([wrong], right, norms=True) > 5 * TOLERANCE[precision]
+
+
+# Arguments of both runs, and of the pipeline alone.
+EXTRAS = {
+    "full recomputation": ("", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
+    "selective recomputation": ("", "--recompute-granularity selective"),
+    "loss per token": ("--calculate-per-token-loss", ""),
+    "uneven layers": ("", "--decoder-first-pipeline-num-layers 3"),
+    "reduction in bf16": ("--bf16 --grad-reduce-in-bf16", ""),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_feature_under_2bw(pool, reference, extra):
+    recipe = "--optimizer adam --untie-embeddings-and-output-weights"
+    common, alone = EXTRAS[extra]
+    expected = reference(f"{recipe} {common} --gradient-delay 1")
+    arguments = f"{recipe} {common} {alone} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+    pipeline = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=2)
+    assert difference(pipeline, expected, norms=True) <= TOLERANCE["bf16" if "bf16" in extra else "fp32"]
+
+
+def test_recomputation_with_biased_routers(pool, reference):
+    """Routers count while layers are recomputed, in the backward pass, when the next batch is under way."""
+    cell = Cell("2bw", "PP2", "moe", "fp32", "plain", "adam")
+    recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    pipeline = pool.run("tests.distributed.jobs:train", f"{cell.pipeline} {recompute}".split(), ranks=2)
+    assert difference(pipeline, reference(cell.reference), norms=True) <= TOLERANCE["fp32"]
+
+
+def test_copies_of_a_tied_embedding_stay_bit_equal(pool):
+    arguments = "--optimizer muon --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+    first, last = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=2)
+    name = "embedding.word_embeddings.weight"
+    assert (first.weights[name] == last.weights[name]).all()

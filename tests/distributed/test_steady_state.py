@@ -1,0 +1,22 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""In steady state nothing waits across stages but the links for their neighbors' activations and gradients."""
+
+import pytest
+
+RECIPE = "--optimizer muon --staleness-correction error-feedback --pipeline-model-parallel-size 2 --train-iters 8"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),
+    [(2, "2bw"), (4, "2bw"), (2, "wpipe --untie-embeddings-and-output-weights")],
+)
+def test_nothing_waits_across_stages(pool, ranks, schedule):
+    arguments = f"{RECIPE} --pipeline-schedule {schedule}"
+    assert pool.run("tests.distributed.jobs:blocking_calls", arguments.split(), ranks=ranks) == [[]] * ranks
+
+
+def test_the_count_would_see_one(pool):
+    """Megatron's own step does wait across stages: its gradient norm is one such call for each batch and more."""
+    arguments = RECIPE.replace("--staleness-correction error-feedback", "--pipeline-schedule 1f1b")
+    for calls in pool.run("tests.distributed.jobs:blocking_calls", arguments.split(), ranks=2):
+        assert "all_reduce" in calls

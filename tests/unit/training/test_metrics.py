@@ -1,0 +1,38 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+import json
+
+from megatron_async.training.metrics import MetricsFile
+from megatron_async.training.phases import Phases
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_new_file_begins_with_the_configuration(tmp_path):
+    path = tmp_path / "folder" / "metrics.jsonl"
+    file = MetricsFile(str(path), 0, {"seed": 1})
+    file.write({"iteration": 1, "lm_loss": 2.5, "grad_norm": float("nan")})
+    assert rows(path) == [{"config": {"seed": 1}}, {"iteration": 1, "lm_loss": 2.5, "grad_norm": None}]
+
+
+def test_a_resumed_file_has_no_gap_and_no_double(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(str(path), 0, {"seed": 1})
+    for iteration in range(1, 6):
+        file.write({"iteration": iteration})
+    file.close()
+    with path.open("a") as torn:
+        torn.write('{"iteration": 6, "lm_lo')
+    resumed = MetricsFile(str(path), 3, {"seed": 2})
+    resumed.write({"iteration": 4})
+    assert rows(path) == [{"config": {"seed": 1}}, *({"iteration": number} for number in (1, 2, 3, 4))]
+
+
+def test_phases():
+    phases = Phases(2, 6)
+    assert [phases.synchronous(batch) for batch in range(8)] == [True, True, False, False, False, False, True, True]
+    assert [phases.corrected(batch) for batch in range(8)] == [False, False, False, True, True, True, False, False]
+    assert [phases.versions(1)(batch) for batch in range(8)] == [0, 1, 2, 2, 3, 4, 6, 7]
+    assert [phases.versions(3)(batch) for batch in range(8)] == [0, 1, 2, 2, 2, 2, 6, 7]
+    assert phases.end_of_segment(0, 8) == 1 and phases.end_of_segment(2, 8) == 6 and phases.end_of_segment(2, 4) == 4
