@@ -66,7 +66,7 @@ def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["soap", "sgd"])
 def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
-    """Preconditioners; a momentum that Megatron forgets to prepare for a load; on the same layout and on another one."""
+    """Preconditioners; a momentum that Megatron does not prepare for a load; on the same layout and on another."""
     recipe = f"--optimizer {optimizer} {EF}"
     folder, whole = saved(f"{recipe} {SCHEDULES['2bw'][1]}", 2)
     assert_continues(resume(pool, folder, 3, f"{recipe} {SCHEDULES['2bw'][1]}", 2), whole, 3)
