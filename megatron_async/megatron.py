@@ -622,13 +622,9 @@ def _sharded_state(param: Any, state: torch.Tensor, prefix: str) -> Any:
     if state.shape == (param.data.shape if param.data is not None else parts[0].local_shape):
         return _megatron_sharded_state(param, state, prefix)
     place = parts[0]
-    return ShardedObject(
-        f"{prefix}.{param.key}",
-        state,
-        place.axis_fragmentations,
-        place.local_chunk_offset_in_global(),
-        place.replica_id,
-    )
+    name = "_".join(map(str, place.local_chunk_offset_in_global()))
+    of = "_".join(map(str, place.axis_fragmentations))
+    return ShardedObject(f"{prefix}.{param.key}.{name}_of_{of}", state, (1,), (0,), place.replica_id)
 
 
 _megatron_sharded_state = _sharded_optimizer.make_sharded_optimizer_tensor
