@@ -175,6 +175,9 @@ __all__ = [
 SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
 
 
+GPT = ModelType.encoder_or_decoder
+
+
 def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add every Megatron-LM argument to `parser`."""
     return add_megatron_arguments(parser)
@@ -451,7 +454,7 @@ def pretend_rank(args: argparse.Namespace, rank: int) -> None:
 def alone(args: argparse.Namespace) -> Iterator[None]:
     """Process groups of a job of one process, without a network."""
     backend = "nccl" if args.device == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    dist.init_process_group(backend, rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore())
     mpu.initialize_model_parallel(create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     try:
@@ -508,7 +511,7 @@ def setup_model_and_optimizer(container: Any) -> tuple[list[Any], MegatronOptimi
     args.load = args.pretrained_checkpoint = None
     try:
         model, optimizer, scheduler = _setup_model_and_optimizer(
-            ModelType.encoder_or_decoder,
+            GPT,
             cfg_container=container,
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
