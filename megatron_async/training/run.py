@@ -20,6 +20,7 @@ from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
+from megatron_async.optim import registry
 from megatron_async.training import trace
 from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
 from megatron_async.training.loop import Loop
@@ -61,10 +62,12 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
         if args.emulate_compute_ms is not None:
             print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
     megatron.update_train_iters(args)
+    registry.register(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
         model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
     megatron.complete_layer_wise(optimizer, container.optimizer)
+    registry.finish(args, model, optimizer)
     checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()

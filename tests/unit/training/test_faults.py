@@ -1,0 +1,102 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Skipped updates, loss spikes, requests to end, silent neighbors."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_async.pipeline.links import LinkFailure, _wait
+from megatron_async.training.faults import LossSpikes, SkippedUpdates, samples
+from megatron_async.training.signals import StopRequests
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_samples_of_a_batch():
+    assert samples(0, 8) == "0 to 7"
+    assert samples(3, 8) == "24 to 31"
+    assert samples(2, 8, last=4) == "16 to 39"
+
+
+def test_an_update_that_is_made_ends_the_row():
+    skips = SkippedUpdates(3, 8)
+    for batch in (0, 1):
+        skips.skipped(batch)
+    skips.applied()
+    for batch in (3, 4):
+        assert not skips.too_many
+        skips.skipped(batch)
+    assert "samples 40 to 47" in skips.skipped(5)
+    assert skips.too_many
+    skips.applied()  # batches that had begun go on to their end; the verdict stays
+    assert skips.too_many
+    assert "iterations 4 to 6, samples 24 to 47" in str(skips.error(None))
+
+
+def test_a_stage_without_skips_says_who_had_them():
+    assert "another stage" in str(SkippedUpdates(3, 8).error(100))
+
+
+def test_loss_spikes():
+    spikes = LossSpikes(window=10)
+    falling = [10.0 - 0.1 * step for step in range(20)]
+    assert not any(spikes.is_spike(loss) for loss in falling)
+    assert not spikes.is_spike(float("nan"))
+    assert spikes.is_spike(30.0)
+    assert not spikes.is_spike(8.0)
+
+
+def test_a_flat_curve_has_no_spikes():
+    spikes = LossSpikes(window=10)
+    assert not any(spikes.is_spike(2.0) for _ in range(20))
+    assert not spikes.is_spike(2.1)
+    assert spikes.is_spike(2.3)
+
+
+def test_the_time_limit():
+    assert not StopRequests(minutes=60).requested
+    stops = StopRequests()
+    stops.limit(None)
+    assert not stops.requested
+    stops.limit(0.0)
+    assert stops.requested
+
+
+def test_a_signal_is_noted_and_one_passed_on_again_is_the_same():
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        stops = StopRequests([signal.SIGUSR1])
+        assert not stops.requested
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stops.requested
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_second_signal_ends_the_process():
+    program = (
+        "import time; from megatron_async.training import signals as s; "
+        "s._ECHO_SECONDS = 0.0; r = s.StopRequests(s.ALWAYS); print('ready', flush=True); "
+        "[time.sleep(0.01) for _ in iter(lambda: r.requested, True)]; print('noted', flush=True); time.sleep(300)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == b"noted\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(200) == 128 + signal.SIGUSR1
+    process.stdout.close()
+
+
+def test_a_silent_neighbor_is_named():
+    class Broken:
+        def wait(self) -> None:
+            raise RuntimeError("Connection closed by peer\nand a long trace")
+
+    with pytest.raises(LinkFailure, match=r"nothing arrived from rank 3: Connection closed by peer$"):
+        _wait(Broken(), "nothing arrived from rank 3")  # type: ignore[arg-type]
