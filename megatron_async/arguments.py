@@ -97,6 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
         muon_momentum=0.95,  # Moonlight, arXiv 2502.16982, and section 2.1 of arXiv 2606.30634
         muon_extra_scale_factor=0.2,  # update RMS 0.2: 0.2 * sqrt(max(rows, columns)), Moonlight
         muon_tp_mode="duplicated",  # orthogonalize the whole matrix, not a tensor-parallel block of it
+        dist_ckpt_optim_fully_reshardable=True,  # Megatron's other format is bound to the layout that saved it
         adam_beta2=0.95,  # section 2.1 of arXiv 2606.30634
         log_interval=1,
         eval_interval=1000,  # Megatron has none, and fails without

@@ -87,7 +87,7 @@ def test_masters_and_sharded_state(pool, saved, kind):
 
 
 def test_wpipe(pool, saved):
-    recipe = f"--optimizer adam {EF} {PP2} --pipeline-schedule wpipe"
+    recipe = f"--optimizer adam {EF} {PP2} --pipeline-schedule wpipe --untie-embeddings-and-output-weights"
     folder, whole = saved(recipe, 2)
     assert_continues(resume(pool, folder, 3, recipe, 2), whole, 3)
 
