@@ -418,6 +418,11 @@ def _set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
 
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _set_states
+_megatron_state_keys = DistributedOptimizer.optimizer_state_keys.fget
+# Megatron's list of the state tensors that it gathers and cuts, and those that `extra_state_keys` adds to it.
+DistributedOptimizer.optimizer_state_keys = property(
+    lambda self: (*_megatron_state_keys(self), *getattr(self, "extra_state_keys", ()))
+)
 
 
 @torch.no_grad()
