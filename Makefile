@@ -20,7 +20,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity soak lint format clean
+.PHONY: help setup quickstart test parity soak lint format benchmark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,13 @@ soak: setup ## kill a run N times at random moments and compare with an undistur
 format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff check --fix
 	$(VENV_PYTHON) -m ruff format
+
+# A quiet machine: other work on its cores goes into every figure.
+benchmark: setup ## measure schedules and whole runs (about half an hour); rewrites the tables of docs/measurements.md
+	$(VENV_PYTHON) tools/benchmark_schedules.py --json runs/benchmarks/schedules.json \
+	    --figure runs/benchmarks/schedules.png --update docs/measurements.md
+	$(VENV_PYTHON) tools/benchmark_training.py --json runs/benchmarks/training.json --update docs/measurements.md
+	$(VENV_PYTHON) tools/plan_scale.py --update docs/measurements.md
 
 clean: ## remove the virtual environment, caches and build products; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ process group exists.
 
 import argparse
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
@@ -14,10 +15,13 @@ from typing import Any, NoReturn
 from megatron_async import megatron, platform, rules
 from megatron_async.checkpoint import compatibility
 from megatron_async.models import presets
+from megatron_async.optim import settings
+from megatron_async.optim.algorithms import catalogue
+from megatron_async.optim.corrections import CORRECTIONS
+from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
 
 PIPELINE_SCHEDULES = ("1f1b", "2bw", "wpipe", "pipedream")
-STALENESS_CORRECTIONS = ("none", "error-feedback")
 
 
 class ArgumentProblems(ValueError):
@@ -55,9 +59,24 @@ class AsyncArguments:
         "Emulate a delay in one process (pipeline size 1): N updates. The reference for the real schedules.",
     )
     staleness_correction: str = _option(
-        "none", "Correction of one-step-old gradients, for any optimizer.", choices=STALENESS_CORRECTIONS
+        "none", "Correction of one-step-old gradients, for any optimizer.", choices=CORRECTIONS
     )
     correction_strength: float = _option(1.0, "Strength of the correction; the paper's lambda.", type=float)
+    optimizer_for: tuple[str, ...] | None = _option(
+        None,
+        "ROLE=NAME: which optimizer steps on the parameters of a role; repeatable. See docs/optimizers.md for roles.",
+        action="append",
+        metavar="ROLE=NAME",
+    )
+    undelayed_head: bool = _option(
+        False, "With --gradient-delay: the embedding-to-vocabulary head gets fresh gradients (an ablation)."
+    )
+    delay_first_moment_only: bool = _option(
+        False, "With --gradient-delay and Adam: only its first moment gets the old gradient (an ablation)."
+    )
+    log_update_statistics: int = _option(
+        0, "Every so many batches, sizes of the updates by role and of the correction; 0 for never.", type=int
+    )
     sync_start_iters: int = _option(0, "Synchronous batches before the delay sets in.", type=int)
     sync_cooldown_iters: int = _option(0, "Synchronous batches at the end of training.", type=int)
     keep_last: int | None = _option(
@@ -71,6 +90,11 @@ class AsyncArguments:
     metrics_file: str | None = _option(None, "JSON lines: one per batch and per evaluation.")
     trace_file: str | None = _option(None, "Timeline of this run's pipeline in Chrome's trace format.")
     trace_batches: int = _option(12, "Batches in the timeline, counted from the first one of this run.", type=int)
+    emulate_compute_ms: str | None = _option(
+        None,
+        "F,B: instead of computing, each rank sleeps F ms in the forward and B ms in the backward of a micro-batch. "
+        "Schedules and transport run for real; losses mean nothing.",
+    )
     dry_run: bool = _option(False, "Resolve, check and print; train nothing. Needs no data and no second process.")
 
 
@@ -92,13 +116,11 @@ def _make_parser() -> argparse.ArgumentParser:
         else:
             group.add_argument(flag, default=option.default, **keywords)
     megatron.make_parser(parser)
-    # The paper's optimizer settings where Megatron's command line has other defaults (see docs/optimizers.md).
+    settings.add_arguments(parser)
     parser.set_defaults(
-        muon_momentum=0.95,  # Moonlight, arXiv 2502.16982, and section 2.1 of arXiv 2606.30634
-        muon_extra_scale_factor=0.2,  # update RMS 0.2: 0.2 * sqrt(max(rows, columns)), Moonlight
-        muon_tp_mode="duplicated",  # orthogonalize the whole matrix, not a tensor-parallel block of it
+        # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
+        use_layer_wise_param_layout=False,
         dist_ckpt_optim_fully_reshardable=True,  # Megatron's other format is bound to the layout that saved it
-        adam_beta2=0.95,  # section 2.1 of arXiv 2606.30634
         log_interval=1,
         eval_interval=1000,  # Megatron has none, and fails without
     )
@@ -110,10 +132,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         ArgumentProblems: with everything that is wrong.
-        SystemExit: status 0, after `--help`.
+        SystemExit: status 0, after `--help` and `--optimizer list`.
     """
+    optimizer = _value_of(argv, "--optimizer", "adam")
+    if optimizer == "list":
+        if os.environ.get("RANK", "0") == "0":
+            settings.print_list()
+        raise SystemExit(0)
     parser = _make_parser()
     problems: list[str] = []
+    if optimizer in catalogue.names():
+        parser.set_defaults(weight_decay=settings.default_weight_decay(str(optimizer)))
     device, sentence, problem = _resolve_device(argv)
     if problem is not None:
         problems.append(problem)
@@ -133,20 +162,31 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             )
             setattr(args, name, value)
     args.device, args.device_sentence = device, sentence
+    args.optimizer_for = args.optimizer_for or []
+    problems += settings.problems(args, settings.given(argv, parser))
     if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
         args.num_virtual_stages_per_pipeline_rank = 2
     megatron.rank_from_environment(args)
+    if args.dry_run:
+        dry_run.complete(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:
         # Megatron stops at its first objection. That about the number of processes is one of our rules already.
         problems += [] if problems and objection.startswith("world size (") else [objection]
     else:
         problems += rules.after_megatron(args)
+    if args.dry_run and not problems:
+        dry_run.pad_vocabulary(args)
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
     # Megatron goes on to change some of them while it builds the model; a checkpoint is compared with these.
     args._resolved = compatibility.arguments_as_json(args)
     return args
+
+
+def asks_for_list(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for the presets instead of a run."""
+    return _value_of(argv, "--model", None) == "list"
 
 
 def _value_of(argv: Sequence[str], flag: str, default: str | None) -> str | None:

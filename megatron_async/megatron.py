@@ -14,7 +14,7 @@ import math
 import os
 import queue
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -24,12 +24,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, mpu, tensor_parallel
+from megatron.core import optimizer as _optimizer
 from megatron.core.dist_checkpointing import optimizer as _sharded_optimizer
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
@@ -39,12 +40,19 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
 )
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.msc_utils import MultiStorageClientFeature
-from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.num_microbatches_calculator import get_num_microbatches, reconfigure_num_microbatches_calculator
+from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS, EmergingOptimizerEntry
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MegatronOptimizer,
+)
+from megatron.core.optimizer.optimizer_config import OptimizerConfig, ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 from megatron.core.pipeline_parallel.schedules import (
@@ -78,7 +86,7 @@ from megatron.training.global_vars import (
     set_global_variables,
 )
 from megatron.training.models import GPTModelConfig
-from megatron.training.models.gpt import default_layer_spec
+from megatron.training.models.gpt import GPTModelBuilder, default_layer_spec
 from megatron.training.training import (
     build_train_valid_test_data_iterators,
     destroy_global_state,
@@ -97,8 +105,10 @@ __all__ = [
     "MegatronOptimizer",
     "ProcessGroupCollection",
     "add_prefix_for_sharding",
+    "alone",
     "arguments_of",
     "backward_step",
+    "build_gpt",
     "build_train_valid_test_data_iterators",
     "check_arguments",
     "check_structure",
@@ -107,6 +117,7 @@ __all__ = [
     "dense_mlp_spec",
     "evaluate",
     "finalize_model_grads",
+    "flat_sharded",
     "forward_step",
     "get_args",
     "get_attr_wrapped_model",
@@ -124,32 +135,47 @@ __all__ = [
     "gpu_layer_specs",
     "initialize",
     "inner_optimizers",
+    "is_layer_wise",
     "layers_of_stage",
     "linear_attention_pattern",
     "load_checkpoint",
+    "load_common_state",
+    "load_model_weights",
     "make_parser",
+    "master_of",
+    "master_params",
     "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
+    "pretend_rank",
     "pretrain_cfg_container_from_args",
+    "publish_weights",
     "rank_from_environment",
     "save_checkpoint",
+    "save_model_weights",
     "set_global_variables",
     "setup_model_and_optimizer",
+    "shards_of",
     "shut_down",
     "step_unless_not_finite",
     "store",
+    "tensor_parallel",
     "tensor_parallel_place",
+    "tensor_shards",
     "tied_embedding",
     "timed_schedule",
     "undisturbed_random_states",
     "unwrap_model",
     "update_train_iters",
+    "use_optimizers",
     "wandb_run",
 ]
 
 
 SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
+
+
+GPT = ModelType.encoder_or_decoder
 
 
 def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -240,6 +266,139 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
             yield member
 
 
+def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
+    """Every (torch optimizer, parameter group, parameter) that this rank steps on; with bf16, fp32 master copies."""
+    for inner in inner_optimizers(optimizer):
+        for group in inner.optimizer.param_groups:
+            for param in group["params"]:
+                yield inner.optimizer, group, param
+
+
+def is_layer_wise(optimizer: MegatronOptimizer) -> bool:
+    """Whether each parameter is stepped on by one data-parallel rank, which sends it to the others."""
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(is_layer_wise(member) for member in chain)
+
+
+def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
+    """(parameter group, model parameter) of what a distributed optimizer keeps in flat pieces over all ranks."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, _) in inner.model_param_group_index_map.items():
+                yield inner.optimizer.param_groups[group], param
+
+
+def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
+    """(what a distributed optimizer steps on, the model parameter that it is a part of)."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, position) in inner.model_param_group_index_map.items():
+                yield inner.optimizer.param_groups[group]["params"][position], param
+
+
+@torch.no_grad()
+def publish_weights(optimizer: MegatronOptimizer) -> None:
+    """Copy the master weights into the model on every data-parallel rank, as the end of an optimizer step does."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer | Float16OptimizerWithFloat16Params):
+            inner._copy_main_params_to_model_params()
+        if isinstance(inner, DistributedOptimizer):
+            for chunk in inner.model_chunks:
+                chunk.start_param_sync(force_sync=True)
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
+    for member in (optimizer, *chain):
+        if isinstance(member, LayerWiseDistributedOptimizer):
+            member.allgather_params()
+
+
+def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
+    """Process group and axis of a parameter's tensor-parallel cut; None for one that every rank has whole."""
+    dim = getattr(param, "partition_dim", -1)
+    if not getattr(param, "tensor_model_parallel", False) or dim < 0:
+        return None
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    # Megatron marks the parameters of routed experts as not reduced with the others.
+    group = groups.tp if getattr(param, "allreduce", True) else groups.expt_tp
+    return (group, dim) if group.size() > 1 else None
+
+
+BuildOptimizer = Callable[[str, list[dict[str, Any]], list[Any]], torch.optim.Optimizer]
+"""(name, parameter groups, model chunks) -> torch optimizer."""
+
+
+def use_optimizers(
+    build: BuildOptimizer, optimizer_of: Callable[[str, torch.Tensor], str], names: Sequence[str]
+) -> None:
+    """Let Megatron build optimizers that it does not know, and several kinds of them side by side.
+
+    Megatron's registry takes one optimizer and sends what is left to Adam; a table of which optimizer steps on which
+    parameter needs two changes. The chosen optimizer is registered under a name of our own, because for "muon"
+    Megatron rewrites the table. The function that builds the others builds them all.
+
+    Args:
+        build: makes the torch optimizer of a name other than "adam" and "sgd".
+        optimizer_of: parameter name, parameter -> optimizer name.
+        names: optimizers in use, the chosen one first.
+    """
+    training.get_megatron_optimizer = _optimizer.get_megatron_optimizer
+    _optimizer._get_megatron_optimizer_based_on_param_groups = _megatron_builds
+    chosen, *others = names
+    if chosen in ("adam", "sgd"):
+        return
+    alias = f"megatron_async-{chosen}"
+
+    def predicate(name: str) -> ParamKey:
+        return ParamKey(
+            with_name_predicate=ParamWithNamePredicate(
+                name, lambda param, full_name: optimizer_of(full_name, param) == name
+            )
+        )
+
+    def make(groups: list[dict[str, Any]], model_chunks: list[Any]) -> torch.optim.Optimizer:
+        return build(chosen, groups, model_chunks)
+
+    _EMERGING_OPTIMIZERS[alias] = EmergingOptimizerEntry(
+        optimizer_cls=make,
+        init_state_fn=_allocate_state,
+        config_to_kwargs=lambda config, model_chunks, groups: {"model_chunks": model_chunks},
+        default_param_overrides={predicate(name): {"optimizer": name} for name in others},
+    )
+
+    def get_optimizer(config: Any, model: list[Any], *args: Any, **kwargs: Any) -> MegatronOptimizer:
+        config.optimizer = alias
+        optimizer = _optimizer.get_megatron_optimizer(config, model, *args, **kwargs)
+        config.optimizer = chosen
+        return optimizer
+
+    def build_others(*, config: Any, model_chunks: list[Any], param_groups: list[dict[str, Any]], **kwargs: Any) -> Any:
+        if config.optimizer in ("adam", "sgd"):
+            return _megatron_builds(config=config, model_chunks=model_chunks, param_groups=param_groups, **kwargs)
+        optimizer = build(config.optimizer, param_groups, model_chunks)
+        if kwargs.get("skip_megatron_wrapping"):
+            return optimizer, _allocate_state
+        wrap = Float16OptimizerWithFloat16Params if config.bf16 else FP32Optimizer
+        wrapped = wrap(optimizer, config, *((None,) if config.bf16 else ()), _allocate_state)
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        wrapped.grad_stats_parallel_group = kwargs["model_parallel_group"]
+        wrapped.tp_group, wrapped.expert_tp_group = groups.tp, groups.expt_tp
+        return wrapped
+
+    training.get_megatron_optimizer = get_optimizer
+    _optimizer._get_megatron_optimizer_based_on_param_groups = build_others
+
+
+_megatron_builds = _optimizer._get_megatron_optimizer_based_on_param_groups
+
+
+def _allocate_state(optimizer: Any, config: Any = None) -> None:
+    """Give every parameter its optimizer state without a step: a checkpoint is loaded into it."""
+    for group in optimizer.param_groups:
+        if hasattr(optimizer, "init_states"):
+            optimizer.init_states()
+            return
+        optimizer._init_group(group, skip_non_grad_params=False)
+
+
 def linear_attention_pattern(config: Any) -> list[int]:
     """1 for each layer with linear attention, 0 for each with softmax attention."""
     if config.experimental_attention_variant is None:
@@ -274,6 +433,72 @@ def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | Non
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
 
 
+def pretend_rank(args: argparse.Namespace, rank: int) -> None:
+    """Process groups of one rank of a job whose other processes do not exist; nothing can be sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+
+
+@contextlib.contextmanager
+def alone(args: argparse.Namespace) -> Iterator[None]:
+    """Process groups of a job of one process, without a network."""
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore())
+    mpu.initialize_model_parallel(create_gloo_process_groups=False)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    try:
+        yield
+    finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def load_common_state(checkpoint: Path) -> dict[str, Any]:
+    """What a distributed checkpoint holds besides tensors: the arguments, the iteration."""
+    return dist_checkpointing.load_common_state_dict(str(checkpoint))
+
+
+def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    return (metadata or {}) | {"dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True)}
+
+
+def load_model_weights(chunk: Any, checkpoint: Path) -> None:
+    """Read the weights of a model chunk, as it is split here, from a distributed checkpoint of any layout."""
+    metadata = dist_checkpointing.load_content_metadata(str(checkpoint))
+    wanted = {"model": chunk.sharded_state_dict(metadata=_sharding(metadata))}
+    chunk.load_state_dict(dist_checkpointing.load(wanted, str(checkpoint))["model"])
+
+
+def save_model_weights(chunk: Any, args: argparse.Namespace, checkpoint: Path) -> None:
+    """Write a whole model and its arguments as a distributed checkpoint of iteration 0, without optimizer."""
+    metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    state = {
+        "model": chunk.sharded_state_dict(metadata=_sharding(metadata)),
+        "args": args,
+        "checkpoint_version": 3.0,
+        "iteration": 0,
+        "num_floating_point_operations_so_far": 0,
+    }
+    dist_checkpointing.save(state, str(checkpoint), content_metadata=metadata)
+
+
+def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:
+    """One model chunk of this rank, unwrapped."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return GPTModelBuilder(config).build_model(groups, vp_stage=vp_stage)
+
+
 def device() -> torch.device:
     """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
     return torch.device(torch.cuda.current_device())
@@ -286,7 +511,7 @@ def setup_model_and_optimizer(container: Any) -> tuple[list[Any], MegatronOptimi
     args.load = args.pretrained_checkpoint = None
     try:
         model, optimizer, scheduler = _setup_model_and_optimizer(
-            ModelType.encoder_or_decoder,
+            GPT,
             cfg_container=container,
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
@@ -620,3 +845,42 @@ def stage_of(rank: int) -> int:
     stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
     dist.broadcast(stage, src=rank)
     return int(stage.item())
+
+
+def data_parallel(module: torch.nn.Module, args: argparse.Namespace) -> Any:
+    """A model chunk of any kind in Megatron's data-parallel wrapper; the module has a `config`."""
+    return DistributedDataParallel(
+        config=module.config,
+        ddp_config=DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer),
+        module=module,
+    )
+
+
+def optimizer_for(chunks: list[Any], args: argparse.Namespace) -> MegatronOptimizer:
+    """Megatron's optimizer of wrapped chunks, for SGD and Adam."""
+    config = OptimizerConfig(
+        optimizer=args.optimizer,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        sgd_momentum=args.sgd_momentum,
+        clip_grad=args.clip_grad,
+    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+@contextlib.contextmanager
+def shape_of_schedule(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
+    """Let what is built inside see other numbers of micro-batches and virtual stages than the run's arguments give."""
+    before = get_num_microbatches()
+
+    def set_shape(microbatches: int, virtual_stages: int | None) -> None:
+        reconfigure_num_microbatches_calculator(
+            rank=1, global_batch_size=microbatches, micro_batch_size=1, data_parallel_size=1
+        )
+        mpu.set_virtual_pipeline_model_parallel_world_size(virtual_stages)
+
+    set_shape(microbatches, virtual_stages)
+    try:
+        yield
+    finally:
+        set_shape(before, None)

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Entry point: `torchrun --nproc-per-node N -m megatron_async.pretrain [any Megatron-LM argument] [ours]`."""
 
+import argparse
 import os
 import sys
 import warnings
@@ -27,6 +28,8 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
 
     from megatron_async import arguments
 
+    if arguments.asks_for_list(argv):
+        return _list_presets()
     try:
         args = arguments.parse(argv)
     except arguments.ArgumentProblems as wrong:
@@ -36,9 +39,30 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     stops.listen(args.exit_signal)
     stops.limit(args.exit_duration_in_mins)
 
+    if args.dry_run:
+        return _dry_run(args)
+
     from megatron_async.training import run
 
     return run.pretrain(args, stops)
+
+
+def _list_presets() -> int:
+    if int(os.environ.get("RANK", "0")) == 0:
+        from rich.console import Console
+
+        from megatron_async.planning.listing import preset_table
+
+        Console(width=None if sys.stdout.isatty() else 150).print(preset_table())
+    return 0
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    if int(os.environ.get("RANK", "0")) == 0:
+        from megatron_async.planning import dry_run
+
+        dry_run.run(args)
+    return 0
 
 
 def _message(problems: Sequence[str]) -> str:

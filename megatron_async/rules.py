@@ -5,10 +5,11 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from megatron_async import megatron
+from megatron_async import megatron, model_rules
 from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
+from megatron_async.training.emulation import EmulatedCompute
 
 
 def is_delayed(args: argparse.Namespace) -> bool:
@@ -18,11 +19,21 @@ def is_delayed(args: argparse.Namespace) -> bool:
 
 def before_megatron(args: argparse.Namespace) -> list[str]:
     """Problems that show in the parsed values alone."""
-    problems = [*_correction(args), *_phases(args), *_oracle(args), *_layout(args), *missing_data_files(args)]
+    problems = [
+        *_correction(args),
+        *_ablations(args),
+        *_phases(args),
+        *_oracle(args),
+        *_layout(args),
+        *model_rules.problems(args),
+    ]
+    if not args.dry_run:
+        problems += missing_data_files(args)
     if args.trace_batches < 1:
         problems.append(f"--trace-batches {args.trace_batches}: must be at least 1.")
     if is_delayed(args):
         problems += _unsupported_with_delay(args)
+    problems += _emulation(args)
     return problems
 
 
@@ -51,6 +62,29 @@ def _correction(args: argparse.Namespace) -> Iterator[str]:
             f"--staleness-correction {args.staleness_correction} corrects one-step-old gradients, but "
             "--pipeline-schedule 1f1b has none. Use --pipeline-schedule 2bw (or --gradient-delay), or leave the "
             "correction out."
+        )
+
+
+def _ablations(args: argparse.Namespace) -> Iterator[str]:
+    numbered = args.gradient_delay is not None and args.gradient_delay.isdecimal()
+    if args.undelayed_head and not numbered:
+        yield (
+            f"--undelayed-head takes the head out of the delay of --gradient-delay N; --gradient-delay is "
+            f"{args.gradient_delay}. Give a number, or leave it out."
+        )
+    if args.delay_first_moment_only and (not numbered or args.optimizer != "adam" or args.optimizer_for):
+        yield (
+            "--delay-first-moment-only needs --gradient-delay N and --optimizer adam for every parameter; "
+            f"--gradient-delay is {args.gradient_delay}, --optimizer {args.optimizer}."
+        )
+    if args.log_update_statistics < 0:
+        yield f"--log-update-statistics {args.log_update_statistics}: must be at least 0; 0 is never."
+    twice = args.delay_first_moment_only or args.log_update_statistics > 0
+    if twice and args.gradient_delay is not None and args.num_experts is not None:
+        yield (
+            "--delay-first-moment-only and, with --gradient-delay, --log-update-statistics compute every batch twice, "
+            f"which would count the load of --num-experts {args.num_experts} experts twice. Leave them out, or use a "
+            "dense model."
         )
 
 
@@ -85,6 +119,17 @@ def _oracle(args: argparse.Namespace) -> Iterator[str]:
             f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "
             "--pipeline-schedule out."
         )
+
+
+def _emulation(args: argparse.Namespace) -> Iterator[str]:
+    if args.emulate_compute_ms is None:
+        return
+    try:
+        EmulatedCompute.parse(args.emulate_compute_ms)
+    except ValueError as error:
+        yield f"--emulate-compute-ms {error}."
+    if args.num_experts is not None:
+        yield "--emulate-compute-ms with --num-experts: no router runs, so nothing is balanced; use a dense model."
 
 
 def _layout(args: argparse.Namespace) -> Iterator[str]:

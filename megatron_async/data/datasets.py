@@ -75,7 +75,7 @@ def is_built_on_rank(args: argparse.Namespace, vp_stage: int | None = None) -> b
     """
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return False
-    if args.dataloader_inter_document_masking:
+    if args.dataloader_inter_document_masking or args.reset_attention_mask:
         return True
     where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     return bool(parallel_state.is_pipeline_first_stage(**where) or parallel_state.is_pipeline_last_stage(**where))

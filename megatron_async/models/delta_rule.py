@@ -93,7 +93,7 @@ def gated_delta_rule(
     padding = -length % chunk
 
     def chunked(x: torch.Tensor) -> torch.Tensor:
-        """[batch, sequence, heads, ...] -> [batch, heads, chunks, chunk, ...]; the padding neither writes nor decays."""
+        """[batch, sequence, heads, ...] -> [batch, heads, chunks, chunk, ...]; padding neither writes nor decays."""
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
         return x.unflatten(1, (-1, chunk)).movedim(3, 1)
 

@@ -31,7 +31,7 @@ class GatedDeltaNet(MegatronGatedDeltaNet):
 
     def _setup_variant_attrs(self) -> None:
         super()._setup_variant_attrs()
-        self._in_torch = self.config.deterministic_mode or torch.device(torch.cuda.current_device()).type == "cpu"
+        self._in_torch = self.config.deterministic_mode or torch.device(torch.cuda.current_device()).type != "cuda"
         if self._in_torch:
             assert self.cp_size == 1, "refused with the arguments"
             self.gated_delta_rule = gated_delta_rule

@@ -52,7 +52,9 @@ class ForwardStep:
     ) -> dict[str, Any]:
         """One micro-batch: tokens and positions for the first chunk of the model, labels and loss mask for the last."""
         if not (first or last):
-            return dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
+            nothing: dict[str, Any] = dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
+            # Document boundaries hold in every layer, so every stage reads the mask.
+            return nothing | ({"attention_mask": self._mask(data_iterator)} if self._args.reset_attention_mask else {})
         args, groups = self._args, self._groups
         batch: dict[str, Any] = {}
         if groups.tp.rank() == 0:
@@ -75,6 +77,19 @@ class ForwardStep:
             is_pipeline_first_stage=first,
             is_pipeline_last_stage=last,
         )
+
+    def _mask(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None) -> torch.Tensor:
+        """The attention mask of one micro-batch on a stage that needs nothing else of it."""
+        args, tp = self._args, self._groups.tp
+        if tp.rank() == 0:
+            assert data_iterator is not None
+            mask = next(data_iterator)["attention_mask"].to(megatron.device(), non_blocking=True)
+        else:
+            shape = (args.micro_batch_size, 1, args.seq_length, args.seq_length)
+            mask = torch.empty(shape, dtype=torch.bool, device=megatron.device())
+        if tp.size() > 1:
+            torch.distributed.broadcast(mask, megatron.mpu.get_tensor_model_parallel_src_rank(), group=tp)
+        return mask
 
 
 def loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:

@@ -2,9 +2,9 @@
 """Initial weights that depend on the seed and the parameter's name alone.
 
 Megatron draws initial weights from a random state that differs by pipeline, tensor and expert rank, so the same seed
-gives another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the whole
-matrix from a generator of its own, and cut to this rank's part: every layout, and the one-process reference, starts
-from the same model.
+gives another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the
+whole matrix from a generator of its own, and cut to this rank's part: every layout, and the one-process reference,
+starts from the same model.
 """
 
 import hashlib

@@ -18,12 +18,15 @@ class Preset:
         summary: one line for people.
         source: where the shape comes from.
         arguments: Megatron's argument destinations and values.
+        total, active: parameters with the vocabulary of the arguments, and those that take part in one token.
         miniature_of: name of the preset that this one is the laptop form of, or "".
     """
 
     summary: str
     source: str
     arguments: Mapping[str, Any]
+    total: int
+    active: int
     miniature_of: str = ""
 
 
@@ -75,7 +78,7 @@ _SMOLLM2 = {
     **_LLAMA,
     "untie_embeddings_and_output_weights": False,
     "rotary_base": 100_000,
-    "norm_epsilon": 1e-5,
+    "layernorm_epsilon": 1e-5,
 }
 
 # Qwen3-MoE blocks: query and key norms.
@@ -83,7 +86,7 @@ _MOE_2B = {
     **_LLAMA,
     "qk_layernorm": True,
     "rotary_base": 1_000_000,
-    "norm_epsilon": 1e-6,
+    "layernorm_epsilon": 1e-6,
     "init_method_std": 0.02,
 }
 
@@ -95,8 +98,8 @@ _HYBRID = {
     "attention_output_gate": True,
     "rotary_percent": 0.25,
     "rotary_base": 10_000_000,
-    "norm_epsilon": 1e-6,
-    "apply_layernorm_1p": True,
+    "layernorm_epsilon": 1e-6,
+    "layernorm_zero_centered_gamma": True,
     "init_method_std": 0.02,
     "experimental_attention_variant": "gated_delta_net",
     "linear_attention_freq": 4,
@@ -104,34 +107,48 @@ _HYBRID = {
     "moe_shared_expert_gate": True,
 }
 
+# The quick start's tokenizer. A run with a tokenizer takes that one's size.
+_MINI_VOCABULARY = {"vocab_size": 4096}
+
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         summary="Llama-style, for the quick start",
         source="our choice",
+        total=2_623_616,
+        active=2_623_616,
         arguments={**_LLAMA, **_context(128), **_heads(4, 2, 32), "num_layers": 8, "hidden_size": 128}
-        | {"ffn_hidden_size": 384},
+        | {"ffn_hidden_size": 384}
+        | _MINI_VOCABULARY,
     ),
     "smollm2-135m": Preset(
         summary="dense, Llama-style, tied embeddings",
         source="HuggingFaceTB/SmolLM2-135M config.json; context of the paper",
+        total=134_515_008,
+        active=134_515_008,
         arguments={**_SMOLLM2, **_context(1024), **_heads(9, 3, 64), "num_layers": 30, "hidden_size": 576}
         | {"ffn_hidden_size": 1536, "init_method_std": 0.0417, "vocab_size": 49_152},
     ),
     "smollm2-360m": Preset(
         summary="dense, Llama-style, tied embeddings",
         source="HuggingFaceTB/SmolLM2-360M config.json; context of the paper",
+        total=361_821_120,
+        active=361_821_120,
         arguments={**_SMOLLM2, **_context(1024), **_heads(15, 5, 64), "num_layers": 32, "hidden_size": 960}
         | {"ffn_hidden_size": 2560, "init_method_std": 0.02, "vocab_size": 49_152},
     ),
     "moe-2b": Preset(
         summary="64 experts, 8 for each token",
         source="the paper, E; head and expert size, norms and router loss are our choice",
+        total=1_922_075_648,
+        active=512_789_504,
         arguments={**_MOE_2B, **_context(8192), **_heads(16, 4, 64), **_experts(64, 8, 512)}
         | {"num_layers": 16, "hidden_size": 1024, "ffn_hidden_size": 512, "vocab_size": 131_072},
     ),
     "moe-10b-hybrid": Preset(
         summary="3 of 4 layers Gated DeltaNet; 512 experts, 10 for each token, and a gated shared one",
         source="the paper, E, and Qwen3-Next; widths, heads and router loss are our choice",
+        total=10_121_599_664,
+        active=646_666_928,
         arguments={**_HYBRID, **_context(8192), **_heads(8, 2, 256), **_experts(512, 10, 256)}
         | {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 256, "vocab_size": 131_072}
         | {"moe_shared_expert_intermediate_size": 256}
@@ -141,33 +158,45 @@ PRESETS: dict[str, Preset] = {
     "smollm2-135m-mini": Preset(
         summary="6 layers, a quarter of the width",
         source="our choice",
+        total=1_918_800,
+        active=1_918_800,
         miniature_of="smollm2-135m",
         arguments={**_SMOLLM2, **_context(128), **_heads(9, 3, 16), "num_layers": 6, "hidden_size": 144}
-        | {"ffn_hidden_size": 384, "init_method_std": 0.0417},
+        | {"ffn_hidden_size": 384, "init_method_std": 0.0417}
+        | _MINI_VOCABULARY,
     ),
     "smollm2-360m-mini": Preset(
         summary="8 layers, a quarter of the width",
         source="our choice",
+        total=5_902_320,
+        active=5_902_320,
         miniature_of="smollm2-360m",
         arguments={**_SMOLLM2, **_context(128), **_heads(15, 5, 16), "num_layers": 8, "hidden_size": 240}
-        | {"ffn_hidden_size": 640, "init_method_std": 0.02},
+        | {"ffn_hidden_size": 640, "init_method_std": 0.02}
+        | _MINI_VOCABULARY,
     ),
     "moe-2b-mini": Preset(
         summary="4 layers, an eighth of the width; 16 experts, 2 for each token",
         source="our choice",
+        total=2_794_688,
+        active=1_418_432,
         miniature_of="moe-2b",
         arguments={**_MOE_2B, **_context(128), **_heads(16, 4, 8), **_experts(16, 2, 64)}
-        | {"num_layers": 4, "hidden_size": 128, "ffn_hidden_size": 64},
+        | {"num_layers": 4, "hidden_size": 128, "ffn_hidden_size": 64}
+        | _MINI_VOCABULARY,
     ),
     "moe-10b-hybrid-mini": Preset(
         summary="8 layers, an eighth of the width; 32 experts, 2 for each token, and a gated shared one",
         source="our choice",
+        total=5_169_648,
+        active=2_220_528,
         miniature_of="moe-10b-hybrid",
         arguments={**_HYBRID, **_context(128), **_heads(8, 2, 32), **_experts(32, 2, 32)}
         | {"num_layers": 8, "hidden_size": 128, "ffn_hidden_size": 32}
         | {"moe_shared_expert_intermediate_size": 32}
         | {"linear_num_key_heads": 4, "linear_key_head_dim": 24}
-        | {"linear_num_value_heads": 8, "linear_value_head_dim": 24},
+        | {"linear_num_value_heads": 8, "linear_value_head_dim": 24}
+        | _MINI_VOCABULARY,
     ),
 }
 

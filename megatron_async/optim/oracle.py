@@ -40,10 +40,11 @@ class Oracle:
 
     Args:
         groups: every parameter of the model in exactly one group.
+        one_norm: clip the gradients of all groups by their global norm.
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = list(groups)
+    def __init__(self, groups: Sequence[Group], *, one_norm: bool = False) -> None:
+        self._groups, self._one_norm = list(groups), one_norm or len(groups) == 1
         # The last entry is the newest version known; at most delay + 1 are kept.
         self._history: dict[torch.Tensor, deque[torch.Tensor]] = {
             tensor: deque([tensor.detach().clone()], maxlen=group.delay + 1)
@@ -111,7 +112,7 @@ class Oracle:
 
     def norm_groups(self, optimizer: megatron.MegatronOptimizer) -> list[list[torch.Tensor]] | None:
         """The optimizer's parameters by norm group; None where one global norm clips all of them."""
-        if len(self._groups) == 1:
+        if self._one_norm:
             return None
         masters = {
             id(param): param for inner in megatron.inner_optimizers(optimizer) for param in inner.get_parameters()
@@ -142,14 +143,26 @@ def problem(value: str, layers: int | None) -> str | None:
     )
 
 
-def make(value: str, model: torch.nn.Module, layers: int) -> Oracle:
+def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: bool = False) -> Oracle:
     """The oracle `--gradient-delay value` of a model that is whole in this process.
 
     Args:
         value: accepted by `problem`.
         model: unwrapped.
         layers: number of its layers.
+        undelayed_head: give the output projection, the embedding where they are tied, fresh gradients; `value` must
+            be a number then.
     """
+    if undelayed_head:
+        head = (
+            "output_layer."
+            if any(name.startswith("output_layer.") for name, _ in model.named_parameters())
+            else ("embedding.word_embeddings.")
+        )
+        fresh = [param for name, param in model.named_parameters() if name.startswith(head)]
+        others = [param for name, param in model.named_parameters() if not name.startswith(head)]
+        delayed = Group(tuple(others), int(value), tuple(_biases(model).values()))
+        return Oracle([delayed, Group(tuple(fresh), 0)], one_norm=True)
     if value.isdecimal():
         return Oracle([Group(tuple(model.parameters()), int(value), tuple(_biases(model).values()))])
     stages = 2 if value == "wpipe" else int(value.partition(":")[2])

@@ -407,6 +407,9 @@ ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
 
 # Defaults of a CPU run that a user may change: (argparse destination, value, reason).
 DEFAULTS: tuple[tuple[str, Any, str], ...] = (
-    ("muon_fp32_matmul_prec", "highest", "bf16 products are emulated on CPUs: slower, and less exact"),
+    *(
+        (f"{name}_fp32_matmul_prec", "highest", "bf16 products are emulated on CPUs: slower, and less exact")
+        for name in ("muon", "normuon", "adamuon", "mars_m", "soap")
+    ),
     ("num_workers", 0, "loader processes would take the cores that compute"),
 )

@@ -2,9 +2,10 @@
 """The step loop: segments of batches between known drains, with evaluation, checkpoints and logging in between."""
 
 import argparse
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch.distributed as dist
 from megatron_async import megatron, rules
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
-from megatron_async.optim import corrections, oracle
+from megatron_async.optim import corrections, oracle, registry
+from megatron_async.optim.ablations import DelayedFirstMoment
+from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training.faults import SkippedUpdates
-from megatron_async.training.metrics import BatchNumbers, Metrics, PendingLoss
+from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST, StopRequests
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
@@ -78,7 +81,12 @@ class Loop:
         self._skips = SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
         self._config = megatron.get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
+        # In the order of their hooks around a step.
+        self._first_moments = _first_moments(args, optimizer)
+        self._statistics = _statistics(args, model, optimizer)
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
+        if self._statistics is not None:
+            self._statistics.close()
         self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
         self._optimizers = _by_chunk(args, optimizer)
@@ -150,11 +158,24 @@ class Loop:
     def evaluate(self, iteration: int) -> None:
         """Loss of the newest weights on the validation data."""
         self.metrics.flush(wait=True)
-        with megatron.undisturbed_random_states():
+        with self._newest_weights(), megatron.undisturbed_random_states():
             losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         if losses:
             self.metrics.validation(iteration, losses["lm loss"].item())
+
+    @contextlib.contextmanager
+    def _newest_weights(self) -> Iterator[None]:
+        """Inside, the model holds the weights that count, which under weight prediction are not those of training."""
+        if self._correction is None:
+            yield
+            return
+        with self._correction.newest_weights() as differ:
+            if differ:
+                megatron.publish_weights(self._optimizer)
+            yield
+        if differ:
+            megatron.publish_weights(self._optimizer)
 
     @property
     def _evaluates(self) -> bool:
@@ -189,12 +210,20 @@ class Loop:
         if args.gradient_delay is None:
             return MegatronSteps(training, None)
         (model,) = megatron.unwrap_model(self.model)
-        return MegatronSteps(training, oracle.make(args.gradient_delay, model, args.num_layers))
+        delayed = oracle.make(args.gradient_delay, model, args.num_layers, undelayed_head=args.undelayed_head)
+        return MegatronSteps(
+            training, delayed, self._first_moments, correction=self._correction, staleness=self._staleness
+        )
 
     def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         self.metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
 
+    def _staleness(self, batch: int, values: Mapping[str, float]) -> None:
+        self.metrics.extra(batch + 1, KnownValues(values))
+
     def _before_update(self, chunk: int, batch: int) -> None:
+        if self._statistics is not None:
+            self._statistics.active = (batch + 1) % self._args.log_update_statistics == 0
         if self._correction is not None:
             self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
 
@@ -223,6 +252,9 @@ class Loop:
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
         """Every chunk of this rank has had its update of a batch."""
         batch = reports[0].batch
+        if self._statistics is not None and (batch + 1) % self._args.log_update_statistics == 0:
+            self._statistics.active = False
+            self.metrics.extra(batch + 1, self._statistics.reduce())
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)
         busy, skipped = sum(report.shared[0] for report in reports), any(report.skipped for report in reports)
@@ -255,6 +287,26 @@ class Loop:
         self._scheduler.num_steps = self._schedulers[0].num_steps
         self._args.scheduler_steps = [scheduler.num_steps for scheduler in self._schedulers]
         self.checkpoints.save(iteration, self._steps.histories)
+
+
+def _first_moments(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[DelayedFirstMoment]:
+    if not args.delay_first_moment_only:
+        return []
+    return [DelayedFirstMoment(inner.optimizer) for inner in megatron.inner_optimizers(optimizer)]
+
+
+def _statistics(
+    args: argparse.Namespace, model: Sequence[Any], optimizer: megatron.MegatronOptimizer
+) -> UpdateStatistics | None:
+    """Statistics of updates, where they are asked for. Collective."""
+    if not args.log_update_statistics:
+        return None
+    return UpdateStatistics(
+        (inner.optimizer for inner in megatron.inner_optimizers(optimizer)),
+        registry.roles_of_masters(model, optimizer),
+        dist.new_group() if dist.get_world_size() > 1 else None,
+        megatron.device(),
+    )
 
 
 def _by_chunk(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[megatron.MegatronOptimizer]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,28 @@ class PendingLoss:
         if self._work is not None:
             self._work.wait()
         self._values = HostValues(self._sums)
+
+
+class Pending(Protocol):
+    """Further values of a batch, on their way."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+
+    def read(self) -> Mapping[str, Any]:
+        """The values by their names in the metrics file."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownValues:
+    """Values that are here already."""
+
+    values: Mapping[str, Any]
+    ready: bool = True
+
+    def read(self) -> Mapping[str, Any]:
+        return self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +177,7 @@ class Metrics:
         self._scale, self._file, self._writer, self._wandb = scale, metrics_file, writer, wandb
         self._log_interval, self._speak = log_interval, speak
         self._losses: dict[int, PendingLoss] = {}
+        self._extras: dict[int, list[Pending]] = {}
         self._batches: deque[BatchNumbers] = deque()
         self._consumed_tokens = first_iteration * scale.global_batch_size * scale.seq_length
         self._skipped = self._nan = 0
@@ -164,6 +187,10 @@ class Metrics:
     def loss(self, iteration: int, loss: PendingLoss) -> None:
         """The loss of a batch is on its way."""
         self._losses[iteration] = loss
+
+    def extra(self, iteration: int, values: Pending) -> None:
+        """Further values of a batch are on their way; before `batch`."""
+        self._extras.setdefault(iteration, []).append(values)
 
     def batch(self, numbers: BatchNumbers) -> None:
         """A batch is complete; it is written out when its loss has arrived."""
@@ -207,10 +234,10 @@ class Metrics:
 
     def _is_ready(self, iteration: int) -> bool:
         loss = self._losses.get(iteration)
-        return loss is None or loss.ready
+        return (loss is None or loss.ready) and all(extra.ready for extra in self._extras.get(iteration, ()))
 
     def _write(self, batch: BatchNumbers) -> None:
-        pending = self._losses.pop(batch.iteration, None)
+        pending, extras = self._losses.pop(batch.iteration, None), self._extras.pop(batch.iteration, [])
         if not self._speak:
             return
         assert pending is not None, "the logging rank is on the last stage"
@@ -219,7 +246,7 @@ class Metrics:
         self._consumed_tokens += scale.global_batch_size * scale.seq_length
         self._skipped += batch.skipped
         self._nan += not math.isfinite(loss)
-        row = {
+        row: dict[str, Any] = {
             "iteration": batch.iteration,
             "consumed_samples": batch.iteration * scale.global_batch_size,
             "consumed_tokens": self._consumed_tokens,
@@ -232,6 +259,8 @@ class Metrics:
             "bubble_share": batch.bubble_share,
             "skipped": int(batch.skipped),
         }
+        for extra in extras:
+            row |= extra.read()
         if self._file is not None:
             self._file.write(row)
         self._to_writers(row)

@@ -20,10 +20,13 @@ from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
+from megatron_async.optim import registry
 from megatron_async.training import trace
+from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
 from megatron_async.training.loop import Loop
 from megatron_async.training.metrics import Metrics, MetricsFile, Scale
 from megatron_async.training.signals import StopRequests
+from megatron_async.training.steps import activations
 
 
 def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
@@ -32,7 +35,7 @@ def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
     try:
         status = loop.run()
         if args.trace_file:
-            trace.write(args.trace_file, loop.timeline)
+            trace.write(args.trace_file, loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
     finally:
         loop.metrics.close()
     stops.ignore()
@@ -43,6 +46,9 @@ def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
 def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
     """Process groups, model, optimizer, data and log of a run, ready to start."""
     _continue_wandb(args)
+    # This loop never repeats a batch to look for faults of the hardware; Megatron's data iterators would keep every
+    # micro-batch of the run for that.
+    args.rerun_mode = "disabled"
     megatron.set_global_variables(args)
     megatron.initialize(args)
     if args.pipeline_schedule != "1f1b":
@@ -53,11 +59,15 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
     args.check_for_nan_in_loss_and_grad = False
     if args.rank == 0:
         print(f"> {args.device_sentence}", flush=True)
+        if args.emulate_compute_ms is not None:
+            print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
     megatron.update_train_iters(args)
+    registry.register(args)
     container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
     with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
         model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
     megatron.complete_layer_wise(optimizer, container.optimizer)
+    registry.finish(args, model, optimizer)
     checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
@@ -68,12 +78,21 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        forward_step=gpt.ForwardStep(args),
+        forward_step=_forward_step(args, model),
         train_data=train_data,
         valid_data=valid_data,
         checkpoints=checkpoints,
         stops=stops or StopRequests(minutes=args.exit_duration_in_mins),
         metrics=_metrics(args),
+    )
+
+
+def _forward_step(args: argparse.Namespace, model: list[Any]) -> Any:
+    if args.emulate_compute_ms is None:
+        return gpt.ForwardStep(args)
+    message = activations(args, megatron.get_model_config(model[0]))
+    return EmulatedForwardStep(
+        EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
     )
 
 
@@ -130,11 +149,10 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     speak = args.rank == args.world_size - 1
     file = None
     if speak and args.metrics_file:
-        file = MetricsFile(
-            args.metrics_file,
-            args.iteration,
-            {"arguments": compatibility.arguments_as_json(args), "versions": versions()},
-        )
+        config = {"arguments": compatibility.arguments_as_json(args), "versions": versions()}
+        if args.emulate_compute_ms is not None:
+            config["emulated_compute_ms"] = args.emulate_compute_ms
+        file = MetricsFile(args.metrics_file, args.iteration, config)
     return Metrics(
         scale=Scale(
             global_batch_size=args.global_batch_size,

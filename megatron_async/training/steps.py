@@ -3,7 +3,7 @@
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.checkpoint.state import History
+from megatron_async.optim.ablations import DelayedFirstMoment
+from megatron_async.optim.corrections import Correction
 from megatron_async.optim.oracle import Oracle
 from megatron_async.pipeline.executor import Chunk, Executor, Hooks, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
@@ -23,6 +25,7 @@ from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport, UpdateRule
 from megatron_async.pipeline.weights import WeightVersions
 from megatron_async.schedules import pipedream, two_bw, wpipe
+from megatron_async.training import fresh
 from megatron_async.training.phases import Phases
 
 
@@ -63,12 +66,26 @@ class MegatronSteps:
 
     Args:
         oracle: takes gradients at older weights, the emulated delay; None for a synchronous run.
+        first_moments: with an oracle, optimizers whose second moments get fresh gradients.
+        correction: of the optimizer's steps.
+        staleness: with an oracle, receives now and then how stale the update of a batch is.
     """
 
-    def __init__(self, training: Training, oracle: Oracle | None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        oracle: Oracle | None,
+        first_moments: Sequence[DelayedFirstMoment] = (),
+        *,
+        correction: Correction | None = None,
+        staleness: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> None:
         self._training, self._oracle = training, oracle
+        self._correction, self._report_staleness = correction, staleness
         (self._optimizer,) = training.optimizers
         self._forward_backward = megatron.get_forward_backward_func()
+        self._replays = [fresh.Replay(iterator) for iterator in training.data_iterators] if oracle else []
+        self._adams = list(first_moments)
 
     @property
     def histories(self) -> Sequence[History]:
@@ -84,14 +101,21 @@ class MegatronSteps:
     def _step(self, batch: int) -> int | None:
         training = self._training
         oracle = None if training.phases.synchronous(batch) else self._oracle
-        for chunk in training.model:
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        measures = oracle is not None and self._measures(batch)
+        newest = self._fresh_gradients(batch) if oracle and (measures or self._adams) else {}
+        self._clear_gradients()
         with oracle.stale() if oracle else contextlib.nullcontext():
             losses = self._forward_and_backward(batch)
+        for replay in self._replays:
+            replay.forget()
         if losses:
             training.hooks.losses(batch, losses)
+        if measures and self._report_staleness is not None:
+            stale = fresh.clipped(self._optimizer, training.args.clip_grad)
+            self._report_staleness(batch, fresh.staleness(self._optimizer, self._correction, stale, newest))
         training.hooks.before_update(0, batch)
+        for adam in self._adams:
+            adam.fresh = newest
         with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0):
             groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
             skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
@@ -103,13 +127,32 @@ class MegatronSteps:
         dist.all_reduce(shared)
         return training.hooks.updated(UpdateReport(0, batch, grad_norm, skipped, tuple(shared.tolist())))
 
+    def _measures(self, batch: int) -> bool:
+        interval = self._training.args.log_update_statistics
+        return interval > 0 and (batch + 1) % interval == 0
+
+    def _clear_gradients(self) -> None:
+        for chunk in self._training.model:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def _fresh_gradients(self, batch: int) -> fresh.Gradients:
+        """The clipped gradients of a batch at the newest weights; the batch is read again afterwards."""
+        self._clear_gradients()
+        with fresh.same_random_state():
+            self._forward_and_backward(batch)
+        gradients = fresh.clipped(self._optimizer, self._training.args.clip_grad)
+        for replay in self._replays:
+            replay.rewind()
+        return gradients
+
     def _forward_and_backward(self, batch: int) -> list[dict[str, torch.Tensor]]:
         training = self._training
-        interleaved = len(training.model) > 1
+        iterators = self._replays or list(training.data_iterators)
         with megatron.timed_schedule(training.timeline, batch, megatron.get_num_microbatches()):
             return self._forward_backward(
                 forward_step_func=training.forward_step,
-                data_iterator=list(training.data_iterators) if interleaved else training.data_iterators[0],
+                data_iterator=iterators if len(training.model) > 1 else iterators[0],
                 model=training.model,
                 num_microbatches=megatron.get_num_microbatches(),
                 seq_length=training.args.seq_length,
@@ -143,7 +186,7 @@ class DelayedSteps:
             links=connect(
                 torch.distributed.get_process_group_ranks(groups.pp),
                 self._stage,
-                _message(args, megatron.get_model_config(training.model[0]), groups),
+                activations(args, megatron.get_model_config(training.model[0])),
                 # 2BW and PipeDream prove that message i - 2 has been taken when message i is sent. WPipe runs up to
                 # 2P forwards ahead of their backwards.
                 sends_in_flight=2 if len(self.chunks) == 1 else 2 * self._stages,
@@ -185,6 +228,8 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
     args, module, optimizer = training.args, training.model[index], training.optimizers[index]
     for param in module.parameters():
         megatron.mark_delay(param, delay)
+    for shard, _ in megatron.shards_of(optimizer):
+        shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
     gradients = GradientGenerations(module)
     routers = RouterBiases(
@@ -216,7 +261,9 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
     )
 
 
-def _message(args: argparse.Namespace, config: Any, groups: megatron.ProcessGroupCollection) -> Message:
+def activations(args: argparse.Namespace, config: Any) -> Message:
+    """What stages pass on: the activations of one micro-batch."""
+    groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
     (shape,) = megatron.get_tensor_shapes(
         seq_length=args.seq_length,
         micro_batch_size=args.micro_batch_size,

@@ -11,8 +11,10 @@ from megatron_async import megatron
 from megatron_async.pipeline.timeline import Span, Timeline
 
 
-def write(path: str, timeline: Timeline) -> None:
+def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = None) -> None:
     """Gather every rank's spans and let rank 0 write them, atomically. Collective.
+
+    Emulated compute is noted in the file.
 
     Times are the hosts' monotonic clocks: comparable within one host.
     """
@@ -39,5 +41,6 @@ def write(path: str, timeline: Timeline) -> None:
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".new")
-    unfinished.write_text(json.dumps({"traceEvents": events}))
+    notes = {} if emulated_compute_ms is None else {"otherData": {"emulated_compute_ms": emulated_compute_ms}}
+    unfinished.write_text(json.dumps({"traceEvents": events, **notes}))
     os.replace(unfinished, file)

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Jobs for the worker pool that train presets."""
 
+import multiprocessing
 from collections.abc import Sequence
 
 from tests.distributed.jobs import Outcome, _observe
@@ -29,3 +30,9 @@ def train(arguments: Sequence[str]) -> Outcome:
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     run.close()
     return outcome
+
+
+def first_losses(arguments: Sequence[str]) -> list[float]:
+    """Losses of a run, empty on ranks without the loss. Saving needs a helper process, which a daemon may not start."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    return train(arguments).losses

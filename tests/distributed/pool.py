@@ -5,6 +5,7 @@ A job is a function, by module and name, called on every rank. A job that hangs 
 pool starts new processes afterwards.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -130,3 +131,7 @@ def _serve(pipe: Connection, log: str) -> None:
         except BaseException:
             answer = False, traceback.format_exc()
         pipe.send(answer)
+        # A run's objects are cycles, and hold its process groups; each group has three threads, one of which wakes up a
+        # hundred times a second. Left to themselves they would live for many jobs and take the cores.
+        del answer
+        gc.collect()

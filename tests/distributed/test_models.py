@@ -31,6 +31,7 @@ LAYOUTS = {
     "EP2": "--expert-model-parallel-size 2",
     "full recomputation": "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",
+    "head alone": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*4|L",
     "uneven stages": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3",
 }
 
@@ -69,3 +70,23 @@ def test_linear_attention_tensor_parallel_without_sequence_parallel(pool):
     for outcome in train(pool, f"{dense} --tensor-model-parallel-size 2", 2):
         np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
         np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
+
+
+def test_hybrid_under_the_delay(pool):
+    model = f"--model moe-10b-hybrid-mini {SHORT['moe-10b-hybrid-mini']} --staleness-correction error-feedback"
+    (expected,) = train(pool, f"{model} --gradient-delay 1", 1)
+    split = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+    for outcome in train(pool, f"{model} {split}", 2):
+        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
+        if outcome.losses:
+            np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
+
+
+def test_document_boundaries_hold_on_every_stage(pool):
+    """The middle stages read the mask too: with four stages, each of one layer, the losses are those of one process."""
+    model = f"--model moe-10b-hybrid-mini {SHORT['moe-10b-hybrid-mini']} --train-iters 1"
+    reset = f"{model} --reset-attention-mask"
+    (without,), (expected,) = train(pool, model, 1), train(pool, reset, 1)
+    assert expected.losses != without.losses, "some sequence holds a boundary"
+    outcomes = train(pool, f"{reset} --pipeline-model-parallel-size 4", 4)
+    np.testing.assert_allclose(outcomes[-1].losses, expected.losses, rtol=RTOL, atol=ATOL)

@@ -6,7 +6,7 @@ where it gives none, the value is that of the optimizer's own paper or code.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +61,7 @@ class OptimizerInfo:
         learning_rate: advice about it.
         state: name and size of each fp32 buffer; step counters are left out.
         links: papers and code.
+        rules: the values that each hyper-parameter may take.
     """
 
     name: str
@@ -72,6 +73,7 @@ class OptimizerInfo:
     state: Mapping[str, Extent]
     learning_rate: str
     links: tuple[str, ...]
+    rules: Mapping[str, Rule]
     whole_tensors: bool = False
 
     def build(self, params: ParamsT, *, lr: float, **overrides: Any) -> torch.optim.Optimizer:
@@ -106,9 +108,16 @@ def _hyperparameters(
     }
 
 
-def _given(values: Iterable[tuple[str, object, Rule, str]]) -> dict[str, Hyperparameter]:
+_Given = Sequence[tuple[str, object, Rule, str]]
+
+
+def _given(values: _Given) -> dict[str, Hyperparameter]:
     """Those of a class from elsewhere."""
     return {name: Hyperparameter(default, str(rule), source) for name, default, rule, source in values}
+
+
+def _rules(values: _Given) -> dict[str, Rule]:
+    return {name: rule for name, _, rule, _ in values}
 
 
 _COMMON_DECAY = "the paper, E: 0.1"
@@ -127,6 +136,19 @@ _MUON = {
     **_NEWTON_SCHULZ,
 }
 
+_ADAM: _Given = [
+    ("betas", (0.9, 0.95), ranges.Several(2, ranges.DECAY), "the paper, 2.1"),
+    ("eps", 1e-8, ranges.POSITIVE, _EPS),
+    ("weight_decay", 0.1, ranges.NON_NEGATIVE, _COMMON_DECAY),
+]
+_SGD: _Given = [
+    ("momentum", 0.9, ranges.DECAY, "Megatron-LM's default"),
+    ("weight_decay", 0.1, ranges.NON_NEGATIVE, _COMMON_DECAY),
+]
+_LION: _Given = [
+    ("betas", (0.9, 0.99), ranges.Several(2, ranges.DECAY), "arXiv 2302.06675, section 5"),
+    ("weight_decay", 0.5, ranges.NON_NEGATIVE, "the paper, E"),
+]
 OPTIMIZERS: tuple[OptimizerInfo, ...] = (
     OptimizerInfo(
         name="adam",
@@ -138,13 +160,8 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         ),
         kind="elementwise",
         optimizer=torch.optim.AdamW,
-        hyperparameters=_given(
-            [
-                ("betas", (0.9, 0.95), ranges.Several(2, ranges.DECAY), "the paper, 2.1"),
-                ("eps", 1e-8, ranges.POSITIVE, _EPS),
-                ("weight_decay", 0.1, ranges.NON_NEGATIVE, _COMMON_DECAY),
-            ]
-        ),
+        hyperparameters=_given(_ADAM),
+        rules=_rules(_ADAM),
         state={"exp_avg": "element", "exp_avg_sq": "element"},
         learning_rate="4e-3 for 135M, 2e-3 for 360M parameters (the paper, E)",
         links=("https://arxiv.org/abs/1711.05101",),
@@ -155,12 +172,8 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         update=("m = mu m + G + wd W", "W = W - lr m"),
         kind="elementwise",
         optimizer=torch.optim.SGD,
-        hyperparameters=_given(
-            [
-                ("momentum", 0.9, ranges.DECAY, "Megatron-LM's default"),
-                ("weight_decay", 0.1, ranges.NON_NEGATIVE, _COMMON_DECAY),
-            ]
-        ),
+        hyperparameters=_given(_SGD),
+        rules=_rules(_SGD),
         state={"momentum_buffer": "element"},
         learning_rate="not in the paper; for tests and baselines",
         links=("https://proceedings.mlr.press/v28/sutskever13.html",),
@@ -172,6 +185,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="matrix",
         whole_tensors=True,
         optimizer=Muon,
+        rules=Muon.RULES,
         hyperparameters=_hyperparameters(Muon, _MUON),
         state={"momentum_buffer": "element"},
         learning_rate=f"{_AROUND_ADAMW}; 2.25e-3 for 10B MoE (5)",
@@ -190,6 +204,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="matrix",
         whole_tensors=True,
         optimizer=NorMuon,
+        rules=NorMuon.RULES,
         hyperparameters=_hyperparameters(
             NorMuon,
             {
@@ -216,6 +231,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="matrix",
         whole_tensors=True,
         optimizer=AdaMuon,
+        rules=AdaMuon.RULES,
         hyperparameters=_hyperparameters(
             AdaMuon,
             {
@@ -242,6 +258,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="matrix",
         whole_tensors=True,
         optimizer=Soap,
+        rules=Soap.RULES,
         hyperparameters=_hyperparameters(
             Soap,
             {
@@ -273,12 +290,8 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         ),
         kind="elementwise",
         optimizer=Lion,
-        hyperparameters=_given(
-            [
-                ("betas", (0.9, 0.99), ranges.Several(2, ranges.DECAY), "arXiv 2302.06675, section 5"),
-                ("weight_decay", 0.5, ranges.NON_NEGATIVE, "the paper, E"),
-            ]
-        ),
+        hyperparameters=_given(_LION),
+        rules=_rules(_LION),
         state={"exp_avg": "element"},
         learning_rate="about 5e-4 (the paper, E)",
         links=("https://arxiv.org/abs/2302.06675",),
@@ -295,6 +308,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         ),
         kind="elementwise",
         optimizer=NAdam,
+        rules=NAdam.RULES,
         hyperparameters=_hyperparameters(
             NAdam,
             {
@@ -324,6 +338,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         ),
         kind="elementwise",
         optimizer=Adan,
+        rules=Adan.RULES,
         hyperparameters=_hyperparameters(
             Adan,
             {
@@ -355,6 +370,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="elementwise",
         whole_tensors=True,
         optimizer=Mars,
+        rules=Mars.RULES,
         hyperparameters=_hyperparameters(
             Mars,
             {
@@ -381,6 +397,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         kind="matrix",
         whole_tensors=True,
         optimizer=MarsM,
+        rules=MarsM.RULES,
         hyperparameters=_hyperparameters(MarsM, {**_MUON, "gamma": "arXiv 2510.21800's code"}),
         state={"momentum_buffer": "element", "last_grad": "element"},
         learning_rate=_AROUND_ADAMW,
@@ -392,6 +409,7 @@ OPTIMIZERS: tuple[OptimizerInfo, ...] = (
         update=("m = mu m + (1 - mu) G", "W = (1 - lr wd) W - lr sign(m)"),
         kind="elementwise",
         optimizer=Signum,
+        rules=Signum.RULES,
         hyperparameters=_hyperparameters(
             Signum,
             {

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The chunked gated delta rule against the recurrence, token by token."""
 
+import itertools
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -127,7 +129,7 @@ def test_convolution_with_resets_equals_separate_documents():
     starts[0, [1, 7, 9]] = True
     result = causal_convolution(x, weight, starts)
     for sample, bounds in ((0, [0, 1, 7, 9, 20]), (1, [0, 20])):
-        for first, end in zip(bounds, bounds[1:], strict=False):
+        for first, end in itertools.pairwise(bounds):
             alone = causal_convolution(x[sample : sample + 1, first:end], weight)
             assert_close(result[sample : sample + 1, first:end], alone, rtol=1e-5, atol=1e-6)
 

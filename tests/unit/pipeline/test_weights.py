@@ -52,7 +52,7 @@ def test_the_scalar_series_with_error_feedback():
 
 
 def test_a_synchronous_start_and_cooldown():
-    """Batches 0, 1 fresh; batch 2 is the first delayed one and still fresh, batch 3 uses W_2; batch 5 is fresh again."""
+    """Batches 0, 1 are fresh; batch 2, the first delayed one, still is, batch 3 uses W_2; batch 5 is fresh again."""
     weights = [1.0]
     for version in (0, 1, 2, 2, 3, 5, 6):
         weights.append(weights[-1] - 0.1 * weights[version])

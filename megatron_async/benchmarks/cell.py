@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""One cell on one rank: contenders built, checked against the one-process reference, then timed in turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from megatron_async import megatron
+from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
+from megatron_async.benchmarks.contenders import Contender, Factory, Refused
+from megatron_async.benchmarks.stack import Cell
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a rank found in a cell.
+
+    Attributes:
+        milliseconds: by contender, the time of every batch that counts.
+        distances: by contender, the largest distance of this rank's weights from the reference's.
+        refused: by contender that cannot run here, why.
+    """
+
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    distances: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def factories(cell: Cell) -> Mapping[str, Factory]:
+    """Every contender by name; starts process groups and Megatron's state for the cell."""
+    args = megatron_contenders.command_line(cell)
+    megatron.set_global_variables(args)
+    megatron.initialize(args)
+    return {
+        "limit": torch_contenders.limit,
+        **{name: partial(torch_contenders.pipelined, name) for name in torch_contenders.NAMES},
+        "megatron-1f1b": partial(megatron_contenders.megatron_1f1b, args),
+        "megatron-interleaved-1f1b": partial(megatron_contenders.megatron_interleaved, args),
+        **{name: partial(megatron_contenders.delayed, name, args) for name in megatron_contenders.DELAYED},
+    }
+
+
+def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
+    """Measure a cell on this rank.
+
+    Args:
+        names: contenders, in the order of each round.
+        rounds: turns of each contender.
+        batches: batches of each turn that count; those around them do not.
+    """
+    makers = factories(cell)
+    rank, outcome = dist.get_rank(), Outcome()
+    contenders: dict[str, Contender] = {}
+    for name in names:
+        try:
+            contenders[name] = makers[name](cell, rank)
+        except Refused as refusal:
+            outcome.refused[name] = str(refusal)
+            continue
+        contenders[name].run(reference.CHECKED_BATCHES)
+        expected = reference.trained(cell, name)
+        outcome.distances[name] = reference.largest_distance(cell, dict(contenders[name].pieces), expected)
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            dist.barrier()
+            outcome.milliseconds.setdefault(name, []).extend(_turn(contender, batches))
+    return outcome
+
+
+def _turn(contender: Contender, batches: int) -> list[float]:
+    before, after = contender.unsteady
+    ends = contender.run(before + batches + after)
+    steady = ends[before - 1 : len(ends) - after]
+    return [(end - start) * 1e3 for start, end in pairwise(steady)]

@@ -1,0 +1,163 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Result files as tables and a picture, and tables between markers of a document."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from megatron_async.training.report import write_atomically
+
+_OURS = ("2bw", "wpipe", "pipedream")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def provenance(machine: Mapping[str, Any], command: str) -> str:
+    """One paragraph: where, when and with what a table was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"Measured on {machine['date']} with `{command}`, commit {machine['commit']}: {machine['processor']}, "
+        f"{machine['usable_cores']} cores, load average {machine['load_average']} before the start; {versions}.\n"
+    )
+
+
+def schedules(result: Mapping[str, Any]) -> str:
+    """The tables of a schedule benchmark: one for each number of stages and setting."""
+    parts = [provenance(result["machine"], result["machine"].get("command", "tools/benchmark_schedules.py"))]
+    for stages, setting in dict.fromkeys((row["stages"], row["setting"]) for row in result["rows"]):
+        rows = [row for row in result["rows"] if (row["stages"], row["setting"]) == (stages, setting)]
+        parts.append(f"**{stages} stages, {setting}** (ms per batch, distance of quartiles, ratio to the limit)\n")
+        parts.append(_side_by_side(rows))
+    if result["absent"]:
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for item in result["absent"]:
+            place = f"P={item['stages']} M={item['microbatches']} {item['setting']}"
+            reasons.setdefault((item["contender"], item["reason"]), []).append(place)
+        parts.append("Without a row:\n")
+        parts.append(
+            "\n".join(f"- {name}: {reason} ({'; '.join(places)})" for (name, reason), places in reasons.items()) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _side_by_side(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Contenders down, micro-batches across."""
+    counts = sorted({row["microbatches"] for row in rows})
+    found = {(row["contender"], row["microbatches"]): row for row in rows}
+    lines = []
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        cells = [found.get((name, count)) for count in counts]
+        lines.append([f"**{name}**" if name in _OURS else name, *(_cell(cell) for cell in cells)])
+    return table(["contender", *(f"M = {count}" for count in counts)], lines)
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    return f"{row['ms_median']:.0f} ± {row['ms_spread']:.0f}, {row['ratio_to_limit']:.2f}"
+
+
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Ratio to the limit of every contender, one panel for each number of stages with balanced ranks."""
+    rows = [row for row in result["rows"] if row["setting"] in ("real", "emulated") and row["contender"] != "limit"]
+    panels = list(dict.fromkeys((row["stages"], row["setting"]) for row in rows))
+    drawing = Figure(figsize=(4.2 * max(1, len(panels)), 3.6), layout="constrained")
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+    for axis, (stages, setting) in zip(axes, panels, strict=False):
+        for name in dict.fromkeys(row["contender"] for row in rows):
+            line = sorted(
+                (row["microbatches"], row["ratio_to_limit"])
+                for row in rows
+                if (row["stages"], row["setting"], row["contender"]) == (stages, setting, name)
+            )
+            style = {"linewidth": 2.2, "marker": "o"} if name in _OURS else {"linewidth": 1.0, "marker": "."}
+            axis.plot([count for count, _ in line], [ratio for _, ratio in line], label=name, **style)
+        axis.set_xscale("log", base=2)
+        axis.set_title(f"{stages} stages, {setting}")
+        axis.set_xlabel("micro-batches per batch")
+        axis.axhline(1.0, color="#888888", linewidth=0.8)
+    axes[0].set_ylabel("time per batch / compute alone")
+    axes[-1].legend(fontsize=7)
+    return drawing
+
+
+def replace_section(path: Path, name: str, text: str) -> None:
+    """Put `text` between the markers of section `name` of a Markdown file, atomically.
+
+    Raises:
+        ValueError: the file has no such markers.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    document = path.read_text(encoding="utf-8")
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise ValueError(f"{path}: needs one line '{begin}' and one line '{end}' behind it")
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    write_atomically(path, f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
+
+
+def training(result: Mapping[str, Any]) -> str:
+    """The tables of a benchmark of whole runs."""
+    parts = [provenance(result["machine"], result["machine"]["command"])]
+    for row in result.get("whole", []):
+        balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
+        parts.append(
+            f"**Whole run, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's 1f1b, "
+            f"and takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+        )
+        parts.append(_timings(row["ms"]))
+    if "features" in result:
+        parts.append("**Cost of each feature**, 2bw, M = 2, on top of the bare schedule with Adam\n")
+        parts.append(_timings(result["features"], against="bare"))
+    if "memory" in result:
+        parts.append("**Peak memory**, 2 stages, M = 4, MB by 10^6 bytes, counted by the allocator\n")
+        parts.append(_memory(result["memory"]))
+    if "steady" in result:
+        parts.append(f"**Over {result['steady'][0][-1]['batch']} batches**, 2bw with error feedback and Muon\n")
+        parts.append(_steady(result["steady"]))
+    return "\n".join(parts)
+
+
+def _timings(milliseconds: Mapping[str, Mapping[str, float]], against: str | None = None) -> str:
+    base = milliseconds[against]["median"] if against else None
+    lines = []
+    for name, timing in milliseconds.items():
+        line = [name, f"{timing['median']:.1f}", f"{timing['spread']:.1f}", f"{timing['batches']}"]
+        lines.append(line if base is None else [*line, f"{timing['median'] - base:+.1f}"])
+    header = ["run", "ms per batch", "distance of quartiles", "batches"]
+    return table(header if base is None else [*header, f"against {against}"], lines)
+
+
+def _memory(items: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for item in items:
+        added = ", ".join(f"{name} {size / 1e6:+.2f}" for name, size in item["parts"].items() if size)
+        off = item["measured"] / item["predicted"] - 1
+        numbers = [f"{item['predicted'] / 1e6:.2f}", f"{item['measured'] / 1e6:.2f}", f"{off:+.1%}"]
+        lines.append([item["schedule"], f"{item['stage']}", *numbers, added or "-"])
+    return table(["schedule", "stage", "predicted", "measured", "off", "on top of 1F1B"], lines)
+
+
+def _steady(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    lines = [
+        [
+            f"{rank}",
+            f"{state['batch']}",
+            f"{state['tensors']}",
+            f"{state['tensor_bytes'] / 1e6:.3f}",
+            f"{state['python_bytes'] / 1e6:.3f}",
+            f"{state['handles']}",
+            f"{state['ms_median']:.1f}",
+        ]
+        for rank, states in enumerate(ranks)
+        for state in states
+    ]
+    return table(["stage", "batch", "tensors", "their MB", "Python's MB", "open handles", "ms per batch"], lines)

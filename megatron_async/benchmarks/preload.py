@@ -1,0 +1,15 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Imported by the process that ranks are forked from: everything heavy, and nothing that starts threads."""
+
+import warnings
+
+import torch
+
+from megatron_async import platform
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+platform.activate("cpu")
+
+from megatron_async.benchmarks import cell  # noqa: E402, F401
+from megatron_async.training import run  # noqa: E402, F401

@@ -1,0 +1,205 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Which cells are measured, and what their outcomes add up to."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megatron_async.benchmarks import processes
+from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
+
+CONTENDERS: Sequence[str] = (
+    "limit",
+    "torch-gpipe",
+    "torch-1f1b",
+    "torch-interleaved-1f1b",
+    "torch-interleaved-zero-bubble",
+    "torch-zbv",
+    "torch-dualpipev",
+    "megatron-1f1b",
+    "megatron-interleaved-1f1b",
+    "2bw",
+    "wpipe",
+    "pipedream",
+)
+
+_TOLERANCE = 1e-3
+"""Largest relative distance of trained weights: fp32, another order of sums, through three updates."""
+
+_START_UP_S = 120.0
+_SLOWEST = 6.0
+"""So many times its limit a cell may take before it counts as hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Rounds of each cell, and batches of each contender in a round that count."""
+
+    rounds: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender in one cell; times in ms per batch of M micro-batches.
+
+    Attributes:
+        setting: "real", or what is emulated.
+        compute: "real" or "emulated".
+        ms_median, ms_spread: on the slowest rank; the spread is the distance between the quartiles.
+        batches: how many were timed on that rank.
+        distance: of the trained weights from the one-process reference, relative to the way they have come.
+        checked: whether that is small enough.
+    """
+
+    contender: str
+    stages: int
+    microbatches: int
+    compute: str
+    setting: str
+    ms_median: float
+    ms_spread: float
+    ratio_to_limit: float
+    batches: int
+    distance: float
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A contender without a row, and why."""
+
+    contender: str
+    stages: int
+    microbatches: int
+    setting: str
+    reason: str
+
+
+def cells(quick: bool) -> list[tuple[Cell, Effort]]:
+    """The default set, or one of about two minutes."""
+    pace = Pace(forward_ms=10.0, backward_ms=20.0)
+    if quick:
+        return [
+            (Cell(2, 4), Effort(2, 3)),
+            (emulated_cell(2, 4, pace), Effort(1, 3)),
+            (emulated_cell(4, 4, pace), Effort(1, 3)),
+        ]
+    real = [(Cell(2, microbatches), Effort(3, 3)) for microbatches in (2, 4, 8, 16)]
+    balanced = [
+        (emulated_cell(stages, factor * stages, pace), Effort(2 if stages < 16 else 1, 3))
+        for stages in (2, 4, 8, 16)
+        for factor in (1, 2, 4)
+    ]
+    uneven = [
+        (emulated_cell(stages, 2 * stages, Pace(10.0, 20.0, slow_rank=stages // 2)), Effort(1, 3))
+        for stages in (2, 4, 8, 16)
+    ]
+    links = [
+        (emulated_cell(4, 8, Pace(10.0, 20.0, transfer_ms=transfer)), Effort(2, 3)) for transfer in (2.0, 5.0, 10.0)
+    ]
+    return real + balanced + uneven + links
+
+
+def measure(
+    settings: Sequence[tuple[Cell, Effort]], names: Sequence[str], report: Callable[[str], None]
+) -> tuple[list[Row], list[Absent]]:
+    """Measure cell after cell.
+
+    Args:
+        settings: cells and how long to measure them.
+        names: contenders; the limit is always among them.
+        report: takes a line of progress.
+    """
+    rows: list[Row] = []
+    absent: list[Absent] = []
+    for cell, effort in settings:
+        start = time.monotonic()
+        found, missing = measure_cell(cell, effort, names)
+        rows += found
+        absent += missing
+        report(
+            f"P={cell.stages} M={cell.microbatches} {cell.label}: {len(found)} contenders in "
+            f"{time.monotonic() - start:.0f} s"
+        )
+    return rows, absent
+
+
+def measure_cell(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list[Row], list[Absent]]:
+    """All contenders of a cell; where the ranks fail together, each of them alone, to name the one at fault."""
+    try:
+        return _measure_together(cell, effort, names)
+    except processes.RanksFailed:
+        rows: list[Row] = []
+        absent: list[Absent] = []
+        for name in names:
+            if name == "limit":
+                continue
+            try:
+                found, missing = _measure_together(cell, effort, ["limit", name])
+            except processes.RanksFailed as failure:
+                reason = str(failure).strip().splitlines()[-1]
+                missing, found = [Absent(name, cell.stages, cell.microbatches, cell.label, reason)], []
+            rows += found if not rows else [row for row in found if row.contender != "limit"]
+            absent += missing
+        return rows, absent
+
+
+def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list[Row], list[Absent]]:
+    ranks = processes.run(
+        "megatron_async.benchmarks.cell:run",
+        cell,
+        names,
+        effort.rounds,
+        effort.batches,
+        ranks=cell.stages,
+        timeout=_timeout(cell, effort, len(names)),
+    )
+    absent = [
+        Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()
+    ]
+    limit = max(statistics.median(rank.milliseconds["limit"]) for rank in ranks)
+    rows = []
+    for name in ranks[0].milliseconds:
+        distance = max(rank.distances[name] for rank in ranks)
+        row = _row(cell, name, [rank.milliseconds[name] for rank in ranks], limit, distance)
+        if row.checked:
+            rows.append(row)
+        else:
+            reason = f"wrong: trained weights are {distance:.1e} off, allowed {_TOLERANCE:.0e}"
+            absent.append(Absent(name, cell.stages, cell.microbatches, cell.label, reason))
+    return rows, absent
+
+
+def _row(cell: Cell, name: str, milliseconds: Sequence[Sequence[float]], limit: float, distance: float) -> Row:
+    slowest = max(milliseconds, key=statistics.median)
+    lower, median, upper = statistics.quantiles(slowest, n=4, method="inclusive")
+    return Row(
+        contender=name,
+        stages=cell.stages,
+        microbatches=cell.microbatches,
+        compute="real" if cell.pace is None else "emulated",
+        setting=cell.label,
+        ms_median=median,
+        ms_spread=upper - lower,
+        ratio_to_limit=median / limit,
+        batches=len(slowest),
+        distance=distance,
+        checked=distance <= _TOLERANCE,
+    )
+
+
+def _timeout(cell: Cell, effort: Effort, contenders: int) -> float:
+    per_microbatch = 0.1 if cell.pace is None else (cell.pace.forward_ms + cell.pace.backward_ms) / 1e3
+    batches = 3 + effort.rounds * (effort.batches + 2)
+    slots = cell.microbatches + cell.stages
+    # The reference run of every contender is one process's work, on every rank at once.
+    check = 3 * cell.microbatches * cell.stages * (0.2 if cell.pace is None else 0.005) * cell.stages
+    return _START_UP_S + _SLOWEST * contenders * (batches * slots * per_microbatch + check)
+
+
+def as_json(rows: Sequence[Row], absent: Sequence[Absent], machine: dict[str, Any]) -> dict[str, Any]:
+    """The result file."""
+    return {"machine": machine, "rows": [asdict(row) for row in rows], "absent": [asdict(item) for item in absent]}

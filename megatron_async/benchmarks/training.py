@@ -1,0 +1,165 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Whole training runs in turns on the same ranks: the product's own loop with all that belongs to a run."""
+
+import gc
+import shlex
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_async import arguments, megatron
+from megatron_async.benchmarks import processes
+from megatron_async.models import gpt
+from megatron_async.training import run
+from megatron_async.training.loop import Loop
+from megatron_async.training.steps import activations
+
+STAGES, MICRO_BATCH_SIZE = 2, 16
+VOCABULARY = 3584
+
+# The quick start's model, split and recipe: the head costs about as much as the two layers that the last stage has
+# fewer than the first.
+MODEL = "--model tiny --decoder-first-pipeline-num-layers 5"
+BASE = f"""--device cpu {MODEL} --pipeline-model-parallel-size {STAGES} --micro-batch-size {MICRO_BATCH_SIZE}
+    --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --weight-decay 0.1
+    --eval-interval 100000 --eval-iters 0 --log-interval 1"""
+
+CLIP, NO_CLIP, MUON = "--clip-grad 1.0", "--clip-grad 0", "--optimizer muon"
+ERROR_FEEDBACK = "--staleness-correction error-feedback"
+EVERYTHING = f"{CLIP} {MUON}"
+
+LIMIT = "limit"
+WHOLE: Mapping[str, str] = {
+    LIMIT: f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK}",
+    "1f1b": f"--pipeline-schedule 1f1b {EVERYTHING} METRICS",
+    "2bw": f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK} METRICS",
+}
+"""The comparison: compute alone, Megatron's 1F1B, and 2BW with error feedback; the last two with everything on."""
+
+PARTS: Mapping[str, str] = {
+    "bare": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP}",
+    "clipping": f"--pipeline-schedule 2bw --optimizer adam {CLIP}",
+    "metrics": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP} METRICS",
+    "muon": f"--pipeline-schedule 2bw {MUON} {NO_CLIP}",
+    "muon, error feedback": f"--pipeline-schedule 2bw {MUON} {NO_CLIP} {ERROR_FEEDBACK}",
+    "everything": f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK} METRICS",
+}
+"""What each feature costs on top of the bare schedule."""
+
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds per batch of one variant: median and distance of the quartiles over all its batches."""
+
+    median: float
+    spread: float
+    batches: int
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> "Timing":
+        lower, median, upper = statistics.quantiles(milliseconds, n=4, method="inclusive")
+        return cls(median, upper - lower, len(milliseconds))
+
+
+def in_turns(
+    variants: Mapping[str, str], data: Sequence[str], microbatches: int, rounds: int, batches: int, folder: str
+) -> dict[str, list[float]]:
+    """Train every variant in turns on this rank; return the milliseconds of each batch after the warm-up.
+
+    Args:
+        variants: name -> arguments on top of `BASE`; METRICS stands for the logs of a run. The one called
+            `LIMIT` computes its stage and steps its optimizer, and talks to nobody.
+        data: arguments that name the data.
+        folder: for metrics files.
+    """
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds):
+        for name, variant in variants.items():
+            logs = Path(folder) / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
+            line = [
+                *shlex.split(BASE),
+                *shlex.split(variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")),
+                *data,
+                *f"--global-batch-size {MICRO_BATCH_SIZE * microbatches}".split(),
+                *f"--train-iters {_WARM_UP + batches + 2}".split(),
+            ]
+            loop = run.build(arguments.parse(line))
+            milliseconds = _alone(loop, batches) if name == LIMIT else _batches(loop)
+            # The pipe fills during the first batches and drains after the last.
+            found[name] += milliseconds[_WARM_UP : _WARM_UP + batches]
+            loop.metrics.close()
+            run.close()
+            del loop
+            gc.collect()  # the run's process groups, and their threads, are part of cycles
+            processes.new_meeting_point()
+    return found
+
+
+def _batches(loop: Loop) -> list[float]:
+    milliseconds: list[float] = []
+    forward = loop.metrics.batch
+
+    def note(numbers: Any) -> None:
+        milliseconds.append(numbers.elapsed * 1e3)
+        forward(numbers)
+
+    loop.metrics.batch = note  # type: ignore[method-assign]
+    loop.run()
+    return milliseconds
+
+
+def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
+    """One forward of this rank's chunk on what a neighbor might have sent: the chunk, its input and its output."""
+    steps: Any = loop._steps  # the chunk as a run has it: buffers, generations, versions
+    (chunk,), args = steps.chunks, megatron.get_args()
+    config = megatron.get_model_config(chunk.module)
+    source = None if chunk.first else torch.full(activations(args, config).shape, 0.1, requires_grad=True)
+    output, _ = megatron.forward_step(
+        gpt.ForwardStep(args),
+        chunk.data_iterator,
+        chunk.module,
+        megatron.get_num_microbatches(),
+        source,
+        [],
+        config,
+        1,
+        is_last_stage=chunk.last,
+    )
+    return chunk, source, output
+
+
+def _alone(loop: Loop, batches: int) -> list[float]:
+    """A stage's forwards, backwards and optimizer steps with nothing in between."""
+    config, optimizer = megatron.get_model_config(loop.model[0]), loop._optimizer
+    shape, microbatches = activations(megatron.get_args(), config).shape, megatron.get_num_microbatches()
+    loop.model[0].train()
+    milliseconds = []
+    for _ in range(_WARM_UP + batches):
+        start = time.perf_counter()
+        loop.model[0].zero_grad_buffer()
+        for _ in range(microbatches):
+            chunk, source, output = forward_alone(loop)
+            gradient = None if chunk.last else torch.full(shape, 1e-3)
+            megatron.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
+            megatron.backward_step(source, output, gradient, config)
+        optimizer.prepare_grads()
+        optimizer.step_with_ready_grads()
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+    return milliseconds
+
+
+def timings(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Timing]:
+    """Each variant's time on its slowest rank."""
+    return {name: max((Timing.of(rank[name]) for rank in ranks), key=lambda timing: timing.median) for name in ranks[0]}
+
+
+def limit_by_stage(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
+    """Compute alone, for each stage: how well the stages are balanced."""
+    return [statistics.median(rank[LIMIT]) for rank in ranks]

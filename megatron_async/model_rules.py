@@ -1,0 +1,94 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""What a model must satisfy on a layout; each rule that is broken gives one line with the numbers and the way out."""
+
+import argparse
+import importlib.util
+from collections.abc import Iterator
+
+
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems of parsed arguments, before Megatron's own checks."""
+    yield from _divisibility(args)
+    yield from _experts(args)
+    yield from _empty_stages(args)
+    yield from _document_boundaries(args)
+    if args.experimental_attention_variant == "gated_delta_net":
+        yield from _delta_net(args)
+
+
+def _divisibility(args: argparse.Namespace) -> Iterator[str]:
+    tensor, expert = args.tensor_model_parallel_size, args.expert_model_parallel_size
+    parts = {
+        "--num-attention-heads": (args.num_attention_heads, tensor, "--tensor-model-parallel-size"),
+        "--num-experts": (args.num_experts, expert, "--expert-model-parallel-size"),
+    }
+    if args.experimental_attention_variant == "gated_delta_net":
+        parts |= {
+            "--linear-num-key-heads": (args.linear_num_key_heads, tensor, "--tensor-model-parallel-size"),
+            "--linear-num-value-heads": (args.linear_num_value_heads, tensor, "--tensor-model-parallel-size"),
+        }
+    for flag, (number, ranks, size) in parts.items():
+        if number is not None and ranks > 0 and number % ranks != 0:
+            yield f"{flag} {number} cannot be divided among {size} {ranks} ranks. Change one of them."
+
+
+def _experts(args: argparse.Namespace) -> Iterator[str]:
+    if args.num_experts is not None and args.moe_router_topk > args.num_experts:
+        yield f"--moe-router-topk {args.moe_router_topk} is more than --num-experts {args.num_experts}."
+
+
+def _empty_stages(args: argparse.Namespace) -> Iterator[str]:
+    """Layouts in which a pipeline stage has no layer."""
+    stages, layers = args.pipeline_model_parallel_size, args.num_layers
+    if layers is None or stages < 2:
+        return
+    if isinstance(args.pipeline_model_parallel_layout, str):
+        for number, part in enumerate(args.pipeline_model_parallel_layout.split("|")):
+            if not part.strip():
+                yield (
+                    f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout}: part {number} (from 0) "
+                    "is empty, so its stage would compute nothing. Give it a layer, or use fewer stages."
+                )
+        return
+    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
+    between = stages - (first is not None) - (last is not None)
+    left = layers - (first or 0) - (last or 0)
+    if first == 0 or last == 0 or left < between:
+        given = f"--num-layers {layers} over --pipeline-model-parallel-size {stages}"
+        given += f", --decoder-first-pipeline-num-layers {first}" if first is not None else ""
+        given += f", --decoder-last-pipeline-num-layers {last}" if last is not None else ""
+        yield f"{given}: leaves a stage without a layer. Use at most {layers} stages and give each at least one layer."
+
+
+def _document_boundaries(args: argparse.Namespace) -> Iterator[str]:
+    if not args.reset_attention_mask:
+        return
+    if args.transformer_impl == "transformer_engine":
+        yield (
+            "--reset-attention-mask with --transformer-impl transformer_engine: its causal kernels ignore the mask, "
+            "and documents would see each other. Use --dataloader-inter-document-masking, or --transformer-impl local."
+        )
+    if not args.create_attention_mask_in_dataloader:
+        yield (
+            "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask is where the boundaries "
+            "are. Leave one of them out."
+        )
+
+
+def _delta_net(args: argparse.Namespace) -> Iterator[str]:
+    in_torch = args.device == "cpu" or args.deterministic_mode
+    name = "--experimental-attention-variant gated_delta_net"
+    if in_torch and args.context_parallel_size > 1:
+        yield f"{name} with --context-parallel-size {args.context_parallel_size}: computed in torch it needs 1."
+    if in_torch and args.dataloader_inter_document_masking:
+        yield (
+            f"{name} with --dataloader-inter-document-masking: computed in torch it cannot take packed sequences. Use "
+            "--reset-attention-mask, which resets its state and convolution."
+        )
+    if not in_torch and args.reset_attention_mask:
+        yield (
+            f"{name} with --reset-attention-mask: its GPU kernels take documents as packed sequences only and would "
+            "carry their state across. Use --dataloader-inter-document-masking."
+        )
+    if not in_torch and not args.dry_run and importlib.util.find_spec("fla") is None:
+        yield f"{name} needs flash-linear-attention on GPUs: pip install flash-linear-attention."

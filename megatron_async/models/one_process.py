@@ -1,0 +1,92 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""A whole model in one process, without training: for conversion and generation.
+
+Megatron's distributed checkpoints (torch_dist) do not depend on how the model was split, so one process reads what any
+layout wrote, and any layout reads what one process wrote.
+"""
+
+import argparse
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from megatron_async import megatron
+from megatron_async.models import gpt
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+_RELEASE = "release"
+
+
+def latest(folder: Path) -> Path:
+    """The newest checkpoint in a folder that `--save` wrote; a folder that is a checkpoint itself is taken as it is.
+
+    Raises:
+        ValueError: there is none, or it is not a distributed checkpoint.
+    """
+    found = folder
+    if (folder / _TRACKER).is_file():
+        name = (folder / _TRACKER).read_text().strip()
+        found = folder / (name if name == _RELEASE else f"iter_{int(name):07d}")
+    if not (found / "metadata.json").is_file():
+        raise ValueError(
+            f"{folder}: no Megatron checkpoint of format torch_dist (looked for {found / 'metadata.json'}). Give the "
+            "folder that --save wrote to, or one iter_ folder in it."
+        )
+    return found
+
+
+def arguments_of(checkpoint: Path) -> argparse.Namespace:
+    """The arguments that a checkpoint was written with, changed to one process."""
+    args = copy.copy(megatron.load_common_state(checkpoint)["args"])
+    args.world_size = args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
+    args.expert_model_parallel_size = args.expert_tensor_parallel_size = args.context_parallel_size = 1
+    args.data_parallel_size, args.rank = 1, 0
+    args.sequence_parallel = args.use_distributed_optimizer = False
+    args.virtual_pipeline_model_parallel_size = args.pipeline_model_parallel_layout = None
+    args.decoder_first_pipeline_num_layers = args.decoder_last_pipeline_num_layers = None
+    args.account_for_embedding_in_pipeline_split = args.account_for_loss_in_pipeline_split = False
+    args.recompute_granularity = args.recompute_method = args.recompute_num_layers = args.recompute_modules = None
+    args.transformer_impl = "local"
+    args.masked_softmax_fusion = args.bias_swiglu_fusion = args.bias_dropout_fusion = args.bias_gelu_fusion = False
+    args.apply_rope_fusion = args.gradient_accumulation_fusion = args.persist_layer_norm = False
+    return args
+
+
+@contextmanager
+def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Module]:
+    """Build the whole model on this process' device; process groups end with the block.
+
+    Args:
+        args: checked arguments of a run on one process.
+        initialize: whether to draw initial weights; otherwise they are whatever memory held.
+    """
+    with megatron.alone(args):
+        config = gpt.model_config(args)
+        config.transformer.perform_initialization = initialize
+        groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
+        chunk = megatron.build_gpt(config, groups, None)
+        chunk.eval()
+        yield chunk
+
+
+def load(chunk: torch.nn.Module, checkpoint: Path) -> None:
+    """Read the model's weights, and nothing else, from a distributed checkpoint."""
+    megatron.load_model_weights(chunk, checkpoint)
+
+
+def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path:
+    """Write the model as a release checkpoint, which `--load FOLDER --finetune` starts from; return its folder.
+
+    Raises:
+        ValueError: the folder holds checkpoints already.
+    """
+    if (folder / _TRACKER).exists() or (folder / _RELEASE).exists():
+        raise ValueError(f"{folder}: holds checkpoints already; give a new folder.")
+    checkpoint = folder / _RELEASE
+    checkpoint.mkdir(parents=True)
+    megatron.save_model_weights(chunk, args, checkpoint)
+    (folder / _TRACKER).write_text(_RELEASE)
+    return checkpoint

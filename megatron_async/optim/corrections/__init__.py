@@ -1,0 +1,39 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Corrections of one-step-old gradients, by their names on the command line."""
+
+from collections.abc import Mapping
+
+from megatron_async import megatron
+from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, step_in_pieces
+from megatron_async.optim.corrections.error_feedback import ErrorFeedback
+from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
+from megatron_async.optim.corrections.weight_prediction import UpdatedWeightPrediction, WeightPrediction
+
+__all__ = [
+    "CORRECTIONS",
+    "PREVIOUS_UPDATE",
+    "Correction",
+    "DelayCompensation",
+    "ErrorFeedback",
+    "GradientErrorFeedback",
+    "UpdatedWeightPrediction",
+    "WeightPrediction",
+    "make",
+    "step_in_pieces",
+]
+
+_CLASSES: Mapping[str, type[Correction]] = {
+    "error-feedback": ErrorFeedback,
+    "weight-prediction": WeightPrediction,
+    "weight-prediction-updated": UpdatedWeightPrediction,
+    "dc-asgd": DelayCompensation,
+    "gradient-error-feedback": GradientErrorFeedback,
+}
+CORRECTIONS = ("none", *_CLASSES)
+
+
+def make(name: str, strength: float, optimizer: megatron.MegatronOptimizer) -> Correction | None:
+    """The correction `--staleness-correction name` of a Megatron optimizer; None for "none"."""
+    if name == "none":
+        return None
+    return _CLASSES[name]([inner.optimizer for inner in megatron.inner_optimizers(optimizer)], strength)

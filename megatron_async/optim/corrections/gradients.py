@@ -1,0 +1,67 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Corrections of the gradient itself, before the optimizer sees it.
+
+Delay compensation (DC-ASGD, arXiv 1609.08326), a Taylor step with the squared gradient for the Hessian's diagonal:
+
+    g_b + k g_b g_b (W_b - W_(b-1))                elementwise; W_(b-1) are the weights that g_b was computed with
+
+arXiv 2606.30634 (A.3) tries k from 1e4 to 1e8 with Muon: no effect up to 1e6, harm above.
+
+Gradient error feedback, the negative control of arXiv 2606.30634 (A.10), where it diverges:
+
+    g_b + k (g_b - g_(b-1))
+
+The norm that is clipped and logged is that of the gradient as it was computed.
+"""
+
+import torch
+from torch import Tensor
+
+from megatron_async.optim.corrections.base import (
+    PREVIOUS_UPDATE,
+    Correction,
+    data_of,
+    remember,
+    remembered,
+)
+
+
+def _grads(params: list[Tensor]) -> list[Tensor]:
+    return [param.grad for param in params if param.grad is not None]
+
+
+class DelayCompensation(Correction):
+    """DC-ASGD. Kept: the last update, which is W_(b-1) - W_b."""
+
+    _weights: list[Tensor]
+
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_UPDATE)
+        if self.active and self.strength > 0 and previous is not None:
+            # The buffers are not needed again: they become the corrections.
+            torch._foreach_mul_(previous, grads)
+            torch._foreach_mul_(previous, grads)
+            torch._foreach_add_(grads, previous, alpha=-self.strength)
+        self._weights = [data.clone() for data in data_of(params)]
+
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+        updates = self._weights
+        del self._weights
+        torch._foreach_sub_(updates, data_of(params))
+        remember(optimizer, params, PREVIOUS_UPDATE, updates)
+
+
+class GradientErrorFeedback(Correction):
+    """Error feedback on gradients. Kept: the last gradient, uncorrected, in place of an update."""
+
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_UPDATE)
+        kept = [grad.clone() for grad in grads]
+        if self.active and self.strength > 0 and previous is not None:
+            torch._foreach_sub_(previous, grads)
+            torch._foreach_add_(grads, previous, alpha=-self.strength)
+        self._kept = kept
+
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+        remember(optimizer, params, PREVIOUS_UPDATE, self._kept)
+        del self._kept

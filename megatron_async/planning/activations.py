@@ -1,0 +1,101 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Bytes of activations that a layer keeps from forward to backward.
+
+Counted as in arXiv 2205.05198: tensors that the backward of each operation reads, with attention scores kept by the
+local (torch) attention and recomputed by flash attention on GPUs. An estimate: small tensors are left out.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+from megatron_async import megatron
+from megatron_async.planning.parameters import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationModel:
+    """Sizes that a run's activations depend on; channel counts are per token and rank.
+
+    Attributes:
+        args: checked arguments.
+        linear, experts: for each layer, whether its attention is linear and whether it has experts.
+    """
+
+    args: argparse.Namespace
+    linear: list[int]
+    experts: list[int]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "ActivationModel":
+        config = megatron.gpt_config_from_args(args).transformer
+        experts = [0] * config.num_layers if args.num_experts is None else megatron.moe_layer_pattern(config)
+        return cls(args, megatron.linear_attention_pattern(config), experts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on a context-parallel rank."""
+        return self.args.micro_batch_size * self.args.seq_length // self.args.context_parallel_size
+
+    @property
+    def width(self) -> int:
+        """Bytes of an activation."""
+        return 2 if self.args.bf16 or self.args.fp16 else 4
+
+    def in_flight(self, chunk: Chunk) -> int:
+        """Bytes that a chunk keeps for one micro-batch until its backward."""
+        if self.args.recompute_granularity == "full":
+            return len(chunk.layers) * self._hidden()
+        return sum(self.layer(number) for number in chunk.layers)
+
+    def working(self, chunk: Chunk, last: bool) -> int:
+        """Bytes that are there once, however many micro-batches are in flight: logits, and recomputed layers."""
+        recomputed = 0
+        if self.args.recompute_granularity == "full" and chunk.layers:
+            recomputed = max(self.layer(number) for number in chunk.layers)
+        vocabulary = self.args.padded_vocab_size // self.args.tensor_model_parallel_size
+        # Logits in the model's precision and once more in fp32 for the cross entropy.
+        return recomputed + (self.tokens * vocabulary * (self.width + 4) if last else 0)
+
+    def layer(self, number: int) -> int:
+        """Bytes that layer `number` keeps for one micro-batch."""
+        mixer = self._linear_attention() if self.linear[number] else self._attention()
+        block = self._experts() if self.experts[number] else self._dense(self.args.ffn_hidden_size)
+        return 4 * self._hidden() + mixer + block  # inputs and outputs of both norms
+
+    def _hidden(self) -> int:
+        parts = self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1
+        return self.tokens * self.args.hidden_size * self.width // parts
+
+    def _attention(self) -> int:
+        args, parts = self.args, self.args.tensor_model_parallel_size
+        heads, groups = args.num_attention_heads, args.num_query_groups or args.num_attention_heads
+        query, key_value = heads * args.kv_channels, 2 * groups * args.kv_channels
+        gate = 2 * query if args.attention_output_gate else 0  # the gate, and the output before it
+        norms = query + key_value // 2 if args.qk_layernorm else 0
+        kept = self.tokens * (2 * query + key_value + gate + norms) * self.width
+        recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
+        if args.transformer_impl == "local" and not recomputes_core:
+            kept += 2 * self.tokens * args.seq_length * heads * self.width  # scores and their softmax
+        return kept // parts
+
+    def _linear_attention(self) -> int:
+        args = self.args
+        key = args.linear_num_key_heads * args.linear_key_head_dim
+        value = args.linear_num_value_heads * args.linear_value_head_dim
+        repeated = args.linear_num_value_heads * args.linear_key_head_dim
+        projected = 2 * key + 2 * value
+        convolved = 2 * (2 * key + value)  # before and after the activation
+        per_token = projected + convolved + 2 * repeated + 3 * value  # queries and keys by head; output, norm, gated
+        return self.tokens * per_token * self.width // args.tensor_model_parallel_size
+
+    def _dense(self, size: int) -> int:
+        inner = 3 if self.args.swiglu else 2  # gate, up, product
+        return self.tokens * inner * size * self.width // self.args.tensor_model_parallel_size
+
+    def _experts(self) -> int:
+        args = self.args
+        chosen = args.moe_router_topk
+        sent = chosen * self.tokens * args.hidden_size * self.width * 2  # to the experts and back
+        shared = self._dense(args.moe_shared_expert_intermediate_size or 0)
+        router = self.tokens * args.num_experts * 4 * 2  # logits and probabilities, fp32
+        return sent + chosen * self._dense(args.moe_ffn_hidden_size) + shared + router

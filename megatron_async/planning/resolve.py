@@ -1,0 +1,42 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""What a dry run assumes where the command line leaves something open."""
+
+import argparse
+import math
+import os
+
+
+def complete(args: argparse.Namespace) -> None:
+    """Fill in, before Megatron's checks, what a real run would have to say; each choice is noted for the output.
+
+    A dry run of N devices is asked for with `WORLD_SIZE=N`; without it, the smallest job of the layout is planned.
+    """
+    notes = []
+    model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    experts = (args.expert_tensor_parallel_size or args.tensor_model_parallel_size) * args.expert_model_parallel_size
+    if "WORLD_SIZE" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        within = args.tensor_model_parallel_size * args.context_parallel_size
+        smallest = model * experts // math.gcd(experts, within)
+        if args.world_size % smallest:
+            args.world_size = smallest
+    args.rank = 0
+    replicas = max(1, args.world_size // max(1, model))
+    if args.micro_batch_size is None:
+        args.micro_batch_size = 1
+        notes.append("--micro-batch-size was not given: 1")
+    if args.global_batch_size is None:
+        per_step = args.micro_batch_size * replicas
+        pipelined = 1 if args.pipeline_schedule == "pipedream" else 2 * args.pipeline_model_parallel_size
+        args.global_batch_size = per_step * pipelined
+        notes.append(f"--global-batch-size was not given: {args.global_batch_size}, twice the stages in micro-batches")
+    if args.vocab_size is None and args.padded_vocab_size is None:
+        args.vocab_size = args.make_vocab_size_divisible_by
+        notes.append(f"--vocab-size was not given and no tokenizer is read: {args.vocab_size}")
+    args.dry_run_notes = notes
+
+
+def pad_vocabulary(args: argparse.Namespace) -> None:
+    """Set the vocabulary size that Megatron would train with."""
+    if args.padded_vocab_size is None:
+        multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+        args.padded_vocab_size = math.ceil(args.vocab_size / multiple) * multiple

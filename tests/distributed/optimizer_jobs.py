@@ -1,0 +1,96 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs about optimizers for the worker pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tests.distributed.jobs import BASE, Outcome, _observe
+
+
+def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What is wrong with command lines of a two-stage run, one process being enough to say so."""
+    from megatron_async import arguments
+
+    found = []
+    for extra in command_lines:
+        try:
+            arguments.parse([*BASE, *extra])
+            found.append([])
+        except arguments.ArgumentProblems as wrong:
+            found.append(list(wrong.problems))
+    return found
+
+
+def train_with_a_bad_gradient(arguments: Sequence[str], bad_batch: int) -> tuple[Outcome, list[bool]]:
+    """Train with a loss that is not a number in one batch; also, for each batch, whether its update left every tensor
+    of the optimizers' state as it was."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models import gpt
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    microbatches = args.global_batch_size // args.micro_batch_size
+    calls = 0
+    original = gpt.loss
+
+    def poisoned(*values: Any) -> Any:
+        nonlocal calls
+        total, *others = original(*values)
+        batch, calls = calls // microbatches, calls + 1
+        return (total * float("nan") if batch == bad_batch else total, *others)
+
+    gpt.loss = poisoned
+    try:
+        loop, outcome = run.build(args), Outcome()
+        _observe(loop, outcome)
+        optimizer = loop._optimizer
+        seen: list[torch.Tensor] = []
+        unchanged: list[bool] = []
+        batch_numbers = loop.metrics.batch
+
+        def on_batch(numbers: Any) -> None:
+            nonlocal seen
+            state = [
+                value.clone()
+                for inner in megatron.inner_optimizers(optimizer)
+                for tensors in inner.optimizer.state.values()
+                for value in tensors.values()
+                if isinstance(value, torch.Tensor)
+            ]
+            unchanged.append(len(state) == len(seen) and all(map(torch.equal, state, seen)))
+            seen = state
+            batch_numbers(numbers)
+
+        loop.metrics.batch = on_batch
+        loop.run()
+        loop.metrics.close()
+        run.close()
+    finally:
+        gpt.loss = original
+    return outcome, unchanged
+
+
+def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
+    """Gradient norms of a run that sees the same micro-batch again and again."""
+    from megatron_async import arguments as command_line
+    from megatron_async.training import run
+
+    outcome = Outcome()
+    loop = run.build(command_line.parse([*BASE, *arguments]))
+    _observe(loop, outcome)
+    step = loop._forward_step
+    batch_of, kept = step._batch, []
+
+    def same(*values: Any) -> Any:
+        if not kept:
+            kept.append(batch_of(*values))
+        return dict(kept[0])
+
+    step._batch = same
+    loop.run()
+    loop.metrics.close()
+    run.close()
+    return outcome.grad_norms

@@ -1,0 +1,62 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The benchmark's own arithmetic: the stack, its placements, the check that keeps wrong contenders out."""
+
+import pytest
+import torch
+
+from megatron_async.benchmarks import reference, suite
+from megatron_async.benchmarks.contenders import Placement
+from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell, make_piece
+
+TINY = Cell(2, 2, sequence=4, samples=1, hidden=8)
+
+
+@pytest.mark.parametrize("place", [Placement.straight, Placement.looped, Placement.folded])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_placements_hold_every_piece_once_and_in_order(place, stages):
+    placement = place(stages)
+    assert [piece for _, pieces in placement.virtual for piece in pieces] == list(range(2 * stages))
+    for rank in range(stages):
+        assert sum(len(placement.virtual[index][1]) for index in placement.of_rank(rank)) == 2
+
+
+def test_links_join_ranks_and_nothing_else():
+    cell = emulated_cell(2, 2, Pace(1.0, 2.0, transfer_ms=3.0))
+    folded = Placement.folded(2)
+    assert [folded.build(cell, 0, 0)._links, folded.build(cell, 1, 1)._links] == [(0.0, 3.0), (3.0, 0.0)]
+    assert [folded.build(cell, 1, 2)._links, folded.build(cell, 0, 3)._links] == [(0.0, 3.0), (3.0, 0.0)]
+
+
+@pytest.mark.parametrize("cell", [TINY, emulated_cell(2, 2, Pace(0.1, 0.1))])
+def test_the_check_tells_schedules_apart(cell):
+    """Weights of one delay must not pass for those of another."""
+    trained = {name: reference.trained(cell, name) for name in ("torch-1f1b", "2bw", "wpipe", "pipedream")}
+    for name, pieces in trained.items():
+        for other, expected in trained.items():
+            off = reference.largest_distance(cell, dict(enumerate(pieces)), expected)
+            assert (off <= suite._TOLERANCE) == (name == other), f"{name} against {other}: {off}"
+
+
+def test_the_check_catches_a_lost_micro_batch():
+    expected = reference.trained(TINY, "torch-1f1b")
+    wrong = reference.trained(Cell(2, 1, sequence=4, samples=1, hidden=8), "torch-1f1b")
+    assert reference.largest_distance(TINY, dict(enumerate(wrong)), expected) > 0.01
+
+
+def test_boundaries_give_a_rank_its_gradients():
+    """The limit computes the same gradients as the whole stack does."""
+    piece, whole = make_piece(TINY, 0), reference.trained(TINY, "torch-1f1b")
+    first, second = make_piece(TINY, 0), make_piece(TINY, 1)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.05, momentum=0.9)
+    for batch in reference.boundaries(TINY, 0, reference.CHECKED_BATCHES):
+        optimizer.zero_grad()
+        for source, gradient in batch:
+            second(first(source)).backward(gradient)
+        optimizer.step()
+    assert reference.distance(first, whole[0], piece) < 1e-5
+
+
+def test_cells_have_unique_settings():
+    cells = [(cell.stages, cell.microbatches, cell.label) for cell, _ in suite.cells(quick=False)]
+    assert len(set(cells)) == len(cells)
+    assert {stages for stages, _, label in cells if label == "emulated"} == {2, 4, 8, 16}

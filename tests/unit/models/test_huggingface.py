@@ -1,0 +1,174 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 (the platform comes before everything of Megatron)
+"""Logits of converted models against transformers, fp32; round trips bit for bit; folders that must be refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron_async import arguments
+from megatron_async.models import one_process
+from megatron_async.models.huggingface import convert
+from megatron_async.models.huggingface import folder as folders
+from megatron_async.models.huggingface.architecture import ConversionProblems, from_arguments, from_config, to_config
+
+MODELS = ["smollm2-135m-mini", "moe-2b-mini", "moe-10b-hybrid-mini"]
+VOCABULARY, LENGTH = 101, 70
+
+
+def parse(*argv: str):
+    return arguments.parse(
+        ["--device", "cpu", "--mock-data", "--tokenizer-type", "NullTokenizer", "--micro-batch-size", "1"]
+        + ["--train-iters", "1", "--make-vocab-size-divisible-by", "8", "--padded-vocab-size", "104", *argv]
+    )
+
+
+def logits_of(model, tokens):
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    with torch.no_grad():
+        return model(tokens, positions, None)[..., :VOCABULARY].float()
+
+
+def randomize(model):
+    """Every parameter away from its initial value, so that none can be left out unnoticed."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param) * 0.05)
+
+
+def transformers_logits(folder: Path, tokens):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    # Loading leaves this table, which no file holds, to a torch function that the CPU platform replaces.
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    with torch.no_grad():
+        return model(tokens, use_cache=False).logits.float()
+
+
+def exported(folder: Path, *argv: str):
+    """A random model in a Hugging Face folder, its logits, its tensors."""
+    args = parse("--vocab-size", str(VOCABULARY), *argv)
+    architecture = from_arguments(args, VOCABULARY)
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with one_process.model(args, initialize=True) as model:
+        randomize(model)
+        expected = logits_of(model, tokens)
+        weights = {name: tensor.clone() for name, tensor in convert.to_hugging_face(model, architecture)}
+    folders.write(folder, to_config(architecture, "float32", 0), iter(weights.items()), tokenizer=None)
+    return tokens, expected, weights
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name, tmp_path):
+    tokens, expected, _ = exported(tmp_path, "--model", name)
+    found = transformers_logits(tmp_path, tokens)
+    assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_logits_of_the_real_smollm2_135m(tmp_path):
+    tokens, expected, _ = exported(tmp_path, "--model", "smollm2-135m", "--num-layers", "3")
+    found = transformers_logits(tmp_path, tokens)
+    assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_read_and_written_again_is_bit_equal(name, tmp_path):
+    tokens, expected, weights = exported(tmp_path, "--model", name)
+    architecture, argv = convert.import_arguments(tmp_path)
+    args = parse(*argv)
+    with one_process.model(args, initialize=False) as model:
+        convert.from_hugging_face(model, architecture, tmp_path)
+        again = dict(convert.to_hugging_face(model, architecture))
+        assert again.keys() == weights.keys()
+        for key, value in weights.items():
+            assert torch.equal(again[key], value), key
+        assert torch.equal(logits_of(model, tokens), expected)
+
+
+def test_many_shards_hold_the_same(tmp_path):
+    _, _, weights = exported(tmp_path / "one", "--model", "smollm2-135m-mini")
+    architecture, _ = convert.import_arguments(tmp_path / "one")
+    config = to_config(architecture, "float32", None)
+    folders.write(tmp_path / "many", config, iter(weights.items()), tokenizer=None, shard_bytes=500_000)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    read = folders.Weights(tmp_path / "many", {name: tuple(value.shape) for name, value in weights.items()})
+    assert all(torch.equal(read[name], value) for name, value in weights.items())
+    (tmp_path / "many" / sorted(set(index["weight_map"].values()))[1]).unlink()
+    with pytest.raises(ConversionProblems, match=r"model-00002-of-\d+\.safetensors: this shard is missing"):
+        folders.Weights(tmp_path / "many", {})
+
+
+def test_wrong_tensors_are_all_named(tmp_path):
+    _, _, weights = exported(tmp_path, "--model", "moe-2b-mini")
+    architecture, argv = convert.import_arguments(tmp_path)
+    weights["model.layers.2.mlp.experts.5.up_proj.weight"] = torch.zeros(3, 4)
+    del weights["model.layers.1.self_attn.q_norm.weight"]
+    weights["model.layers.0.self_attn.sinks"] = torch.zeros(2)
+    save_file(weights, tmp_path / "model.safetensors")
+    with one_process.model(parse(*argv), initialize=False) as model, pytest.raises(ConversionProblems) as wrong:
+        convert.from_hugging_face(model, architecture, tmp_path)
+    assert set(wrong.value.problems) == {
+        "tensor model.layers.2.mlp.experts.5.up_proj.weight: expected [64, 128], found [3, 4].",
+        "tensor model.layers.1.self_attn.q_norm.weight: missing; expected [8].",
+        "tensor model.layers.0.self_attn.sinks [2]: unknown in this architecture.",
+    }
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    exported(tmp_path, "--model", "smollm2-135m-mini")
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    with pytest.raises(ConversionProblems, match=r"model.safetensors: not a whole safetensors file"):
+        folders.Weights(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel; only LlamaForCausalLM"),
+        ({"attention_bias": True}, "attention_bias is True; only False"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu; only silu"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "position embedding of type yarn"),
+    ],
+)
+def test_other_architectures_are_refused(change, message, tmp_path):
+    exported(tmp_path, "--model", "smollm2-135m-mini")
+    config = folders.read_config(tmp_path) | change
+    with pytest.raises(ConversionProblems, match=message):
+        from_config(config)
+
+
+def test_models_without_a_counterpart_are_refused():
+    args = parse("--model", "smollm2-135m-mini", "--vocab-size", "101", "--add-qkv-bias")
+    with pytest.raises(ConversionProblems, match="--add-qkv-bias is True; LlamaForCausalLM needs False"):
+        from_arguments(args, 101)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-360m", "moe-2b", "moe-10b-hybrid"])
+def test_config_and_arguments_describe_the_same_model(name):
+    """args -> architecture -> config.json -> architecture -> args -> architecture."""
+    args = parse("--model", name)
+    architecture = from_arguments(args, args.vocab_size)
+    config = json.loads(json.dumps(to_config(architecture, "bfloat16", None)))
+    assert from_config(config) == architecture
+    from megatron_async.models.huggingface.architecture import to_arguments
+
+    assert from_arguments(parse(*to_arguments(architecture)), args.vocab_size) == architecture
+
+
+def test_padding_of_the_vocabulary_is_not_exported(tmp_path):
+    exported(tmp_path, "--model", "moe-2b-mini")
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights["model.embed_tokens.weight"].shape[0] == VOCABULARY
+    assert weights["lm_head.weight"].shape[0] == VOCABULARY

@@ -1,0 +1,282 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Corrections against plain Python on a scalar, and what they promise for every optimizer."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, find, names
+from megatron_async.optim.corrections import (
+    PREVIOUS_UPDATE,
+    Correction,
+    DelayCompensation,
+    ErrorFeedback,
+    GradientErrorFeedback,
+    UpdatedWeightPrediction,
+    WeightPrediction,
+    base,
+    step_in_pieces,
+)
+
+CLASSES = [ErrorFeedback, WeightPrediction, UpdatedWeightPrediction, DelayCompensation, GradientErrorFeedback]
+LR, MU, STEPS = 0.1, 0.5, 7
+
+
+def run_delayed(kind: type[Correction] | None, strength: float, momentum: float = 0.0) -> list[float]:
+    """Loss w^2/2 from 1.0 with gradients one step old, as design: W_0 for batches 0 and 1, then W_(b-1)."""
+    weight = Parameter(torch.ones(1, 1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=LR, momentum=momentum, dampening=momentum)
+    correction = kind([optimizer], strength) if kind else None
+    seen = [weight.item()]
+    for batch in range(STEPS):
+        weight.grad = torch.full_like(weight, seen[max(0, batch - 1)])
+        if correction is not None:
+            correction.active = batch > 0
+        optimizer.step()
+        seen.append(weight.item())
+    return seen
+
+
+def plain(rule: Callable[[float, float, float, float], tuple[float, float]]) -> list[float]:
+    """The same by hand; `rule` maps (W_b, W_(b-1), u_b, u_(b-1)) to the next weight."""
+    seen, last = [1.0], 0.0
+    for batch in range(STEPS):
+        gradient = seen[max(0, batch - 1)]
+        following, last = rule(seen[-1], seen[max(0, batch - 1)], gradient, last if batch else math.nan)
+        seen.append(following)
+    return seen
+
+
+def test_the_scalar_check_of_plain_delay_and_of_error_feedback() -> None:
+    def error_feedback(now: float, _: float, gradient: float, last: float) -> tuple[float, float]:
+        update = LR * gradient
+        return now - update - (0.0 if math.isnan(last) else update - last), update
+
+    assert run_delayed(ErrorFeedback, 1.0) == pytest.approx(plain(error_feedback), rel=1e-12)
+    assert run_delayed(None, 0.0)[:6] == pytest.approx([1, 0.9, 0.8, 0.71, 0.63, 0.559], rel=1e-12)
+
+
+def test_delay_compensation_by_hand() -> None:
+    def rule(now: float, before: float, gradient: float, last: float) -> tuple[float, float]:
+        corrected = gradient if math.isnan(last) else gradient + 0.7 * gradient**2 * (now - before)
+        return now - LR * corrected, 0.0
+
+    assert run_delayed(DelayCompensation, 0.7) == pytest.approx(plain(rule), rel=1e-12)
+
+
+def test_gradient_error_feedback_by_hand() -> None:
+    def rule(now: float, _: float, gradient: float, last: float) -> tuple[float, float]:
+        corrected = gradient if math.isnan(last) else gradient + 0.7 * (gradient - last)
+        return now - LR * corrected, gradient
+
+    assert run_delayed(GradientErrorFeedback, 0.7) == pytest.approx(plain(rule), rel=1e-12)
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_weight_prediction_by_hand(updated: bool) -> None:
+    """Momentum, so that a second evaluation differs from the first: m' = mu m + (1 - mu) g once more."""
+    seen, accumulator, momentum = [1.0], 1.0, 0.0
+    for batch in range(STEPS):
+        gradient = seen[max(0, batch - 1)]
+        momentum = gradient if batch == 0 else MU * momentum + (1 - MU) * gradient  # torch's SGD starts with g
+        accumulator -= LR * momentum
+        again = MU * momentum + (1 - MU) * gradient if updated else momentum
+        seen.append(accumulator - (0.7 * LR * again if batch else 0.0))
+    kind = UpdatedWeightPrediction if updated else WeightPrediction
+    assert run_delayed(kind, 0.7, MU) == pytest.approx(seen, rel=1e-12)
+
+
+def build(info: OptimizerInfo) -> tuple[list[Parameter], torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    shapes = [(6, 10), (10, 6)] + ([(5,)] if info.kind == "elementwise" else [])
+    params = [Parameter(torch.randn(shape)) for shape in shapes]
+    extra = {"momentum": 0.9, "weight_decay": 0.1} if info.name == "sgd" else {}
+    return params, info.build(params, lr=0.01, **extra)
+
+
+def steps(params: list[Parameter], optimizer: torch.optim.Optimizer, correction: Correction | None, count: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for step in range(count):
+        if correction is not None:
+            correction.active = step > 0
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
+def test_strength_zero_is_no_correction_to_the_last_bit(info: OptimizerInfo, kind: type[Correction]) -> None:
+    params, optimizer = build(info)
+    others, corrected = build(info)
+    correction = kind([corrected], 0.0)
+    steps(params, optimizer, None, 4)
+    steps(others, corrected, correction, 4)
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
+def test_error_feedback_for_every_optimizer(info: OptimizerInfo) -> None:
+    """W_(b+1) = W_b - u_b - k (u_b - u_(b-1)), u from a twin whose weights are set to W_b before each step."""
+    params, optimizer = build(info)
+    twins, twin = build(info)
+    correction = ErrorFeedback([optimizer], 0.5)
+    generator, last = torch.Generator().manual_seed(5), None
+    for step in range(4):
+        correction.active = step > 0
+        before = [param.detach().clone() for param in params]
+        for param, other, weights in zip(params, twins, before, strict=True):
+            param.grad = torch.randn(param.shape, generator=generator)
+            other.grad = param.grad.clone()
+            other.detach().copy_(weights)
+        optimizer.step()
+        twin.step()
+        updates = [weights - other.detach() for weights, other in zip(before, twins, strict=True)]
+        for position, (param, weights) in enumerate(zip(params, before, strict=True)):
+            expected = weights - updates[position]
+            if last is not None:
+                expected = expected - 0.5 * (updates[position] - last[position])
+            torch.testing.assert_close(param.detach(), expected, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(optimizer.state[param][PREVIOUS_UPDATE], updates[position], rtol=1e-5, atol=1e-7)
+        last = updates
+
+
+@pytest.mark.parametrize("info", [info for info in OPTIMIZERS if info.name != "soap"], ids=lambda info: info.name)
+def test_weight_prediction_is_error_feedback_up_to_the_first_update(info: OptimizerInfo) -> None:
+    """The same gradients, no decay: the weights differ by k u_0 from the second step on."""
+    ends = []
+    for kind in (ErrorFeedback, WeightPrediction):
+        torch.manual_seed(3)
+        param = Parameter(torch.randn(6, 10))
+        start = param.detach().clone()
+        optimizer = info.build([param], lr=0.01, weight_decay=0.0)
+        correction = kind([optimizer], 0.5)
+        steps([param], optimizer, correction, 1)
+        first = start - param.detach()
+        generator = torch.Generator().manual_seed(9)
+        correction.active = True
+        for _ in range(3):
+            param.grad = torch.randn(param.shape, generator=generator)
+            optimizer.step()
+        ends.append(param.detach())
+    torch.testing.assert_close(ends[0] - ends[1], 0.5 * first, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
+def test_a_second_evaluation_leaves_the_state_of_the_first(info: OptimizerInfo) -> None:
+    params, optimizer = build(info)
+    others, twin = build(info)
+    steps(params, optimizer, UpdatedWeightPrediction([optimizer], 1.0), 3)
+    steps(others, twin, None, 3)
+    for param, other in zip(params, others, strict=True):
+        state = {name: value for name, value in optimizer.state[param].items() if name != PREVIOUS_UPDATE}
+        assert state.keys() == twin.state[other].keys()
+        for name, value in state.items():
+            assert torch.equal(value, twin.state[other][name]), name
+
+
+@pytest.mark.parametrize("kind", [WeightPrediction, UpdatedWeightPrediction])
+def test_the_accumulator_is_what_counts_and_the_weights_come_back(kind: type[Correction]) -> None:
+    params, optimizer = build(find("signum"))
+    others, twin = build(find("signum"))
+    correction = kind([optimizer], 1.0)
+    steps(params, optimizer, correction, 1)
+    steps(others, twin, None, 1)
+    correction.active = True
+    for param, other in zip(params, others, strict=True):
+        param.grad = torch.randn_like(param)
+        other.grad = param.grad.clone()
+    optimizer.step()
+    twin.step()
+    trained = [param.detach().clone() for param in params]
+    assert not torch.allclose(trained[0], others[0])
+    with correction.newest_weights() as differ:
+        assert differ
+        for param, other in zip(params, others, strict=True):
+            torch.testing.assert_close(param.detach(), other.detach(), rtol=0, atol=1e-6)
+    assert all(torch.equal(param, weights) for param, weights in zip(params, trained, strict=True))
+
+
+def test_other_corrections_count_the_weights_of_training() -> None:
+    params, optimizer = build(find("adam"))
+    correction = ErrorFeedback([optimizer], 1.0)
+    steps(params, optimizer, correction, 3)
+    before = params[0].detach().clone()
+    with correction.newest_weights() as differ:
+        assert not differ and torch.equal(params[0], before)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_without_delay_nothing_is_predicted(kind: type[Correction]) -> None:
+    """Inactive again, as in a synchronous cooldown: the weights are an optimizer's own from the accumulator on."""
+    param = Parameter(torch.ones(2, 2))
+    optimizer = torch.optim.SGD([param], lr=LR)
+    correction = kind([optimizer], 1.0)
+    for active in (False, True, False):
+        correction.active = active
+        param.grad = torch.ones(2, 2)
+        optimizer.step()
+    # Constant gradients: every correction but prediction adds nothing, and prediction ends at the accumulator.
+    expected = 1 - 3 * LR
+    if kind is DelayCompensation:
+        expected += LR * LR  # the second step's g g (W_1 - W_0) = -lr
+    torch.testing.assert_close(param.detach(), torch.full((2, 2), expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
+def test_pieces_change_nothing(info: OptimizerInfo, kind: type[Correction], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, optimizer = build(info)
+    steps(whole, optimizer, kind([optimizer], 1.0), 3)
+    monkeypatch.setattr(step_in_pieces, "__defaults__", (1,))
+    parts, in_parts = build(info)
+    steps(parts, in_parts, kind([in_parts], 1.0), 3)
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert len(in_parts.param_groups[0]["params"]) == len(parts)
+
+
+def test_pieces_hold_what_was_asked_for() -> None:
+    groups: list[list[Tensor]] = [[torch.zeros(3), torch.zeros(4)], [torch.zeros(9), torch.zeros(1)]]
+    sizes = [[param.numel() for params in part for param in params] for part in base._pieces(groups, 7)]
+    assert sizes == [[3, 4], [9], [1]]
+
+
+def test_parameters_without_delay_are_left_alone() -> None:
+    params, optimizer = build(find("adam"))
+    others, twin = build(find("adam"))
+    params[0].gradient_delay = 0  # type: ignore[attr-defined]
+    steps(params, optimizer, ErrorFeedback([optimizer], 1.0), 3)
+    steps(others, twin, None, 3)
+    assert torch.equal(params[0], others[0]) and PREVIOUS_UPDATE not in optimizer.state[params[0]]
+    assert not torch.allclose(params[1], others[1])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_is_remembered_is_in_the_optimizers_state(kind: type[Correction]) -> None:
+    """Saved and loaded with the optimizer, a run goes on to the same bits."""
+    params, optimizer = build(find("adam"))
+    steps(params, optimizer, kind([optimizer], 1.0), 3)
+    others = [Parameter(param.detach().clone()) for param in params]
+    resumed = find("adam").build(others, lr=1.0)
+    correction = kind([resumed], 1.0)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors otherwise
+    assert all(PREVIOUS_UPDATE in resumed.state[other] for other in others)
+    correction.active = True
+    for param, other in zip(params, others, strict=True):
+        param.grad = torch.randn_like(param)
+        other.grad = param.grad.clone()
+    optimizer.step()
+    resumed.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+@pytest.mark.parametrize("strength", [-0.1, math.inf, math.nan])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_impossible_strengths_are_refused(kind: type[Correction], strength: float) -> None:
+    with pytest.raises(ValueError, match=f"{strength}.*finite number, at least 0"):
+        kind([], strength)

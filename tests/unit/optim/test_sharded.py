@@ -1,0 +1,215 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Fused, stacked and cut weights: the update is that of the separate, whole matrices."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from megatron_async.optim import sharded
+from megatron_async.optim.sharded import LAYOUT, SHARDED, Layout, ShardedMars, ShardedMuon, check_layout
+
+MATRIX = ["muon", "normuon", "adamuon", "mars-m"]
+STEPS = 3
+
+
+class Ranks:
+    """Two ranks of a process group as threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._barrier = threading.Barrier(size)
+        self._slots: list[Any] = [None] * size
+        self._local = threading.local()
+
+    def rank(self) -> int:
+        return int(self._local.rank)
+
+    def size(self) -> int:
+        return self._size
+
+    def run(self, function: Any, arguments: Sequence[Any]) -> list[Any]:
+        def body(rank: int) -> Any:
+            self._local.rank = rank
+            return function(arguments[rank])
+
+        with ThreadPoolExecutor(self._size) as pool:
+            return list(pool.map(body, range(self._size)))
+
+    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+        self._slots[self.rank()] = tensor.clone()
+        self._barrier.wait(timeout=30)
+        everything = list(self._slots)
+        self._barrier.wait(timeout=30)
+        return everything
+
+    def all_gather(self, parts: list[Tensor], tensor: Tensor) -> None:
+        for target, value in zip(parts, self._exchange(tensor), strict=True):
+            target.copy_(value)
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        stacked = torch.stack(self._exchange(tensor))
+        tensor.copy_(stacked.amax(dim=0) if op == dist.ReduceOp.MAX else stacked.sum(dim=0))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    group = Ranks(2)
+    monkeypatch.setattr(sharded.dist, "all_gather", lambda parts, x, group: group.all_gather(parts, x))
+    monkeypatch.setattr(sharded.dist, "all_reduce", lambda x, op=dist.ReduceOp.SUM, group=None: group.all_reduce(x, op))
+    return group
+
+
+def gradients(shape: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randn(shape, generator=generator) for _ in range(STEPS)]
+
+
+def step(name: str, start: Tensor, grads: Sequence[Tensor], layout: Layout, **attributes: Any) -> Tensor:
+    """The weights after some steps."""
+    param = Parameter(start.clone())
+    setattr(param, LAYOUT, layout)
+    # Full precision: in bf16 a norm summed in another order may round differently.
+    precise = {"fp32_matmul_prec": "highest"} if name in MATRIX else {}
+    optimizer = SHARDED[name]([param], lr=0.1, **precise)
+    for attribute, value in attributes.items():
+        setattr(optimizer, attribute, value)
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+    return param.detach()
+
+
+@pytest.mark.parametrize("name", MATRIX)
+@pytest.mark.parametrize("gate", [False, True], ids=["no gate", "gate"])
+def test_a_fused_projection_is_its_separate_matrices(name: str, gate: bool) -> None:
+    """8 query heads in 2 groups, head size 4: rows q (g) k v of group 0, then of group 1."""
+    groups, blocks = 2, (16, 16, 4, 4) if gate else (16, 4, 4)
+    rows = groups * sum(blocks)
+    start, grads = torch.randn(rows, 12), gradients((rows, 12))
+    grads = [grad * torch.linspace(1, 100, rows)[:, None] for grad in grads]
+    fused = step(name, start, grads, Layout(rows=blocks))
+
+    def part(x: Tensor, position: int) -> Tensor:
+        return torch.cat([group.split(list(blocks))[position] for group in x.split(sum(blocks))])
+
+    for position in range(len(blocks)):
+        alone = step(name, part(start, position), [part(grad, position) for grad in grads], Layout())
+        if name == "mars-m":
+            # One norm clips the gradient of the whole weight: the direction differs a little, the size does not.
+            torch.testing.assert_close(
+                (part(fused - start, position)).norm(), (alone - part(start, position)).norm(), rtol=0.1, atol=0
+            )
+        else:
+            torch.testing.assert_close(part(fused, position), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loud_block_does_not_drown_the_others() -> None:
+    start = torch.zeros(48, 16)
+    grad = torch.randn(48, 16)
+    grad[16:32] *= 100
+    separate = step("muon", start, [grad], Layout(rows=(16, 16, 16)))
+    fused = step("muon", start, [grad], Layout())
+    sizes = [[float(block.norm()) for block in x.split(16)] for x in (separate, fused)]
+    assert max(sizes[0]) < 1.2 * min(sizes[0])
+    assert max(sizes[1]) > 3 * min(sizes[1])
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_a_stack_of_experts_is_its_matrices(name: str) -> None:
+    """Also with gradients scaled 1, 10, 100, and none at all for an expert that got no token."""
+    start, grads = torch.randn(4, 16, 12), gradients((4, 16, 12))
+    grads = [grad * torch.tensor([1.0, 10.0, 100.0, 0.0])[:, None, None] for grad in grads]
+    stacked = step(name, start, grads, Layout())
+    for expert in range(4):
+        alone = step(name, start[expert], [grad[expert] for grad in grads], Layout())
+        torch.testing.assert_close(stacked[expert], alone, rtol=1e-5, atol=1e-6)
+    decay = (1 - 0.1 * 0.1) ** STEPS
+    torch.testing.assert_close(stacked[3], start[3] * decay, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", [*MATRIX, "mars"])
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("shape", [(16, 12), (12, 16), (64, 16)])
+def test_a_cut_matrix_takes_the_step_of_the_whole(ranks: Ranks, name: str, dim: int, shape: tuple[int, int]) -> None:
+    start, grads = torch.randn(shape), gradients(shape)
+    whole = step(name, start, grads, Layout())
+    layout = Layout(shards=ranks, dim=dim)  # type: ignore[arg-type]
+    parts = ranks.run(
+        lambda rank: step(name, start.chunk(2, dim)[rank], [grad.chunk(2, dim)[rank] for grad in grads], layout),
+        [0, 1],
+    )
+    torch.testing.assert_close(torch.cat(parts, dim), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
+def test_a_cut_fused_projection_takes_the_step_of_the_whole(ranks: Ranks, name: str) -> None:
+    """Each rank holds whole groups: one of two."""
+    blocks, shape = (8, 4, 4), (32, 12)
+    start, grads = torch.randn(shape), gradients(shape)
+    whole = step(name, start, grads, Layout(rows=blocks))
+    layout = Layout(rows=blocks, shards=ranks, dim=0)  # type: ignore[arg-type]
+    parts = ranks.run(
+        lambda rank: step(name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], layout), [0, 1]
+    )
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_blockwise_takes_each_shard_for_a_matrix(ranks: Ranks, name: str) -> None:
+    start, grads = torch.randn(16, 12), gradients((16, 12))
+    layout = Layout(shards=ranks, dim=0)  # type: ignore[arg-type]
+    parts = ranks.run(
+        lambda rank: step(
+            name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], layout, tp_mode="blockwise"
+        ),
+        [0, 1],
+    )
+    for rank in (0, 1):
+        alone = step(name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], Layout())
+        torch.testing.assert_close(parts[rank], alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6])
+@pytest.mark.parametrize("layout", [Layout(), Layout(rows=(8, 4, 4))], ids=["whole", "fused"])
+def test_the_step_does_not_depend_on_the_scale_of_the_gradient(scale: float, layout: Layout) -> None:
+    start, grads = torch.zeros(32, 12), gradients((32, 12))
+    ordinary = step("muon", start, grads, layout)
+    scaled = step("muon", start, [grad * scale for grad in grads], layout)
+    torch.testing.assert_close(scaled, ordinary, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "factor", "expected"),
+    [
+        ("spectral", None, 0.2 * 8),
+        ("spectral", 0.4, 0.4 * 8),
+        ("shape_scaling", None, 2.0),
+        ("shape_scaling", 0.5, 1.0),
+    ],
+)
+def test_the_extra_scale_factor(mode: str, factor: float | None, expected: float) -> None:
+    optimizer = ShardedMuon([Parameter(torch.zeros(64, 16))], scale_mode=mode)  # type: ignore[arg-type]
+    optimizer.extra_scale_factor = factor
+    assert optimizer.scale(64, 16) == pytest.approx(expected)
+
+
+def test_layouts_that_do_not_fit_are_refused() -> None:
+    check_layout("w", (24, 8), Layout(rows=(8, 2, 2)))
+    with pytest.raises(ValueError, match=r"18 rows.*not a multiple.*12 rows.*--optimizer-for"):
+        check_layout("w", (18, 8), Layout(rows=(8, 2, 2)))
+    with pytest.raises(ValueError, match="a stack of matrices"):
+        check_layout("w", (3, 24, 8), Layout(rows=(8, 2, 2)))
+
+
+def test_mars_needs_no_layout() -> None:
+    param = Parameter(torch.ones(3, 4))
+    param.grad = torch.ones(3, 4)
+    ShardedMars([param], lr=0.1).step()
+    assert torch.isfinite(param).all()

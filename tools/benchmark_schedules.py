@@ -1,0 +1,75 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Measure pipeline schedules side by side: torch.distributed.pipelining, Megatron-Core and this package.
+
+Same layers, weights, micro-batches and optimizer under every contender; each one's trained weights are compared with
+a one-process run first, and only contenders that agree get a row. See docs/measurements.md.
+
+python tools/benchmark_schedules.py --json runs/benchmarks/schedules.json
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from megatron_async import platform
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="result")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="picture, by its suffix PNG or SVG")
+    parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'schedules' is replaced")
+    parser.add_argument("--quick", action="store_true", help="three cells instead of all")
+    parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
+    parser.add_argument("--compute", choices=("real", "emulated"), help="only cells of this kind")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0, 2 for wrong arguments, 1 where one of this package's schedules has no row where it should."""
+    options = parse(arguments)
+    platform.activate("cpu")
+    from megatron_async.benchmarks import document, machine, suite
+    from megatron_async.training.report import save_figure, write_atomically
+
+    unknown = sorted(set(options.contenders or ()) - set(suite.CONTENDERS))
+    if unknown:
+        sys.stderr.write(f"no such contender: {', '.join(unknown)}. Known: {', '.join(suite.CONTENDERS)}.\n")
+        return 2
+    wanted = [name for name in suite.CONTENDERS if name in {"limit", *(options.contenders or suite.CONTENDERS)}]
+    cells = [
+        (cell, effort)
+        for cell, effort in suite.cells(options.quick)
+        if (not options.stages or cell.stages in options.stages)
+        and (options.compute is None or (cell.pace is None) == (options.compute == "real"))
+    ]
+    if not cells:
+        sys.stderr.write("no cell of the set has these stages and this compute\n")
+        return 2
+    used = machine.describe()
+    used["command"] = "tools/benchmark_schedules.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
+    rows, absent = suite.measure(cells, wanted, lambda line: print(line, flush=True))
+    result = suite.as_json(rows, absent, used)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.json, json.dumps(result, indent=1) + "\n")
+    if options.markdown:
+        write_atomically(options.markdown, document.schedules(result))
+    if options.figure:
+        save_figure(document.figure(result), options.figure)
+    if options.update:
+        document.replace_section(options.update, "schedules", document.schedules(result))
+    failed = [item for item in absent if item.contender in ("2bw", "wpipe", "pipedream")]
+    for item in failed:
+        sys.stderr.write(f"{item.contender} P={item.stages} M={item.microbatches} {item.setting}: {item.reason}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Measure whole training runs on two CPU processes: speed, cost of each feature, memory, steadiness.
+
+Parts: whole (Megatron's 1F1B, 2BW and compute alone in turns, with clipping, Muon, error feedback, logs and data),
+features (what each of them costs on top of the bare schedule), memory (peak for each stage and schedule, predicted
+and counted), steady (2,000 batches: does anything grow?). See docs/measurements.md.
+
+python tools/benchmark_training.py --json runs/benchmarks/training.json
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from megatron_async import platform
+
+PARTS = ("whole", "features", "memory", "steady")
+MICROBATCHES = (2, 4)
+FLOORS = {2: 1.40, 4: 1.20}
+"""Speed of 2BW over 1F1B that a run must reach; the bounds are (M + P - 1) / M = 1.5 and 1.25."""
+
+ABOVE_LIMIT = 1.05
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="result")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=4, help="turns of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=20, help="timed batches of a turn (default: %(default)s)")
+    parser.add_argument("--steady-batches", type=int, default=2000, help="length of the steady run")
+    parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'training' is replaced")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a bar of the document is missed")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    platform.activate("cpu")
+    from megatron_async.benchmarks import document, machine
+    from megatron_async.training.report import write_atomically
+
+    folder = options.json.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    used = machine.describe()
+    used["command"] = "tools/benchmark_training.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
+    result: dict[str, Any] = {"machine": used}
+    if "whole" in options.parts:
+        result["whole"] = [_whole(options, folder, count) for count in MICROBATCHES]
+    if "features" in options.parts:
+        result["features"] = _features(options, folder)
+    if "memory" in options.parts:
+        result["memory"] = _memory()
+    if "steady" in options.parts:
+        result["steady"] = _steady(options.steady_batches)
+    write_atomically(options.json, json.dumps(result, indent=1) + "\n")
+    text = document.training(result)
+    sys.stdout.write(text)
+    if options.update:
+        document.replace_section(options.update, "training", text)
+    missed = [problem for row in result.get("whole", []) for problem in row["missed"]]
+    if options.check and missed:
+        sys.stderr.write("\n".join(missed) + "\n")
+        return 1
+    return 0
+
+
+def _data(folder: Path) -> list[str]:
+    from megatron_async.benchmarks import training
+    from megatron_async.data.prepare import prepare_corpus
+
+    return prepare_corpus(folder / "corpus", vocab_size=training.VOCABULARY).megatron_arguments()
+
+
+def _turns(options: argparse.Namespace, folder: Path, variants: Any, microbatches: int) -> Any:
+    from megatron_async.benchmarks import processes, training
+
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    for old in logs.glob("*.jsonl"):
+        old.unlink()
+    return processes.run(
+        "megatron_async.benchmarks.training:in_turns",
+        dict(variants),
+        _data(folder),
+        microbatches,
+        options.rounds,
+        options.batches,
+        str(logs),
+        ranks=training.STAGES,
+        timeout=120 + 30 * options.rounds * len(variants) + 2 * options.rounds * options.batches * len(variants),
+    )
+
+
+def _whole(options: argparse.Namespace, folder: Path, microbatches: int) -> dict[str, Any]:
+    from megatron_async.benchmarks import training
+
+    ranks = _turns(options, folder, training.WHOLE, microbatches)
+    timings = training.timings(ranks)
+    speedup = timings["1f1b"].median / timings["2bw"].median
+    above = timings["2bw"].median / timings[training.LIMIT].median
+    missed = []
+    if speedup < FLOORS[microbatches]:
+        missed.append(f"M = {microbatches}: 2bw is {speedup:.2f} x 1f1b's speed, the bar is {FLOORS[microbatches]}")
+    if above > ABOVE_LIMIT:
+        missed.append(f"M = {microbatches}: 2bw takes {above:.2f} x the compute alone, the bar is {ABOVE_LIMIT}")
+    return {
+        "microbatches": microbatches,
+        "ms": {name: asdict(timing) for name, timing in timings.items()},
+        "limit_by_stage_ms": training.limit_by_stage(ranks),
+        "speedup": speedup,
+        "ratio_to_limit": above,
+        "missed": missed,
+    }
+
+
+def _features(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from megatron_async.benchmarks import training
+
+    timings = training.timings(_turns(options, folder, training.PARTS, MICROBATCHES[0]))
+    return {name: asdict(timing) for name, timing in timings.items()}
+
+
+def _memory() -> list[dict[str, Any]]:
+    from megatron_async.benchmarks import memory, processes
+
+    stages, microbatches = 2, 4
+    ranks = processes.run("megatron_async.benchmarks.memory:peaks", stages, microbatches, ranks=stages, timeout=900)
+    compared = memory.compare([peaks for peaks, _ in ranks], microbatches, [kept for _, kept in ranks])
+    return [asdict(item) for item in compared]
+
+
+def _steady(batches: int) -> list[list[dict[str, Any]]]:
+    from megatron_async.benchmarks import processes
+
+    ranks = processes.run(
+        "megatron_async.benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches
+    )
+    return [[asdict(state) for state in states] for states in ranks]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Convert between Megatron checkpoints and Hugging Face folders.
+
+python tools/convert_checkpoint.py to-hf --load runs/mine/checkpoints --save runs/mine/hf --tokenizer TOKENIZER_FOLDER
+python tools/convert_checkpoint.py from-hf --load HF_FOLDER --save runs/start
+
+A Megatron checkpoint (format torch_dist) may come from, and be loaded by, any tensor, pipeline and expert split.
+Architectures: LlamaForCausalLM (SmolLM2), Qwen3MoeForCausalLM (the 2B MoE), Qwen3NextForCausalLM (the 10B hybrid).
+"""
+
+import argparse
+import shlex
+import sys
+import warnings
+from pathlib import Path
+
+from megatron_async import platform
+
+DTYPES = ("float32", "bfloat16")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    directions = parser.add_subparsers(dest="direction", required=True)
+    export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
+    start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
+    for direction in (export, start):
+        direction.add_argument("--load", type=Path, required=True, help="folder to read")
+        direction.add_argument("--save", type=Path, required=True, help="folder to write")
+        direction.add_argument("--dtype", choices=DTYPES, help="type of the written weights (default: as read)")
+    export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
+    export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 if something stands in the way; every reason is printed."""
+    options = _parse(argv)
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    platform.activate("cpu")
+    try:
+        print(_export(options) if options.direction == "to-hf" else _import(options))
+    except ValueError as error:
+        lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
+        print(f"convert_checkpoint.py: nothing was converted\n{lines}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _export(options: argparse.Namespace) -> str:
+    import torch
+
+    from megatron_async.models.huggingface import convert
+
+    architecture = convert.export(
+        options.load,
+        options.save,
+        vocabulary=options.vocab_size or _vocabulary(options.tokenizer),
+        tokenizer=options.tokenizer,
+        dtype=getattr(torch, options.dtype) if options.dtype else None,
+    )
+    return f"{options.save}: {architecture.name}, {architecture.layers} layers, vocabulary {architecture.vocabulary}"
+
+
+def _vocabulary(tokenizer: Path | None) -> int | None:
+    """Size of the tokenizer in a folder."""
+    if tokenizer is None:
+        return None
+    from tokenizers import Tokenizer
+
+    path = tokenizer / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"--tokenizer {tokenizer}: no tokenizer.json there")
+    return int(Tokenizer.from_file(str(path)).get_vocab_size())
+
+
+def _import(options: argparse.Namespace) -> str:
+    from megatron_async.models import one_process
+    from megatron_async.models.huggingface import convert
+
+    architecture, words = convert.import_arguments(options.load)
+    args = convert.one_process_arguments([*words, *(["--bf16"] if options.dtype == "bfloat16" else [])])
+    with one_process.model(args, initialize=False) as model:
+        convert.from_hugging_face(model, architecture, options.load)
+        one_process.save(model, args, options.save)
+    return (
+        f"{options.save}: {architecture.name}. Start a run from it with\n"
+        f"--load {shlex.quote(str(options.save))} --finetune {shlex.join(words)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Continue a text with a model from a Megatron checkpoint of any layout.
+
+python tools/generate.py --load runs/mine/checkpoints --tokenizer runs/quickstart/data/tokenizer --prompt "def main("
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+from megatron_async import platform
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--load", type=Path, required=True, help="folder that --save wrote to")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="Hugging Face tokenizer folder")
+    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token every time")
+    parser.add_argument("--top-k", type=int, default=0, help="choose among so many tokens; 0 (default): all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    if options.temperature < 0 or options.top_k < 0 or options.max_new_tokens < 1:
+        parser.error("--temperature and --top-k must be at least 0, --max-new-tokens at least 1")
+    if not options.prompt:
+        parser.error("--prompt: give at least one character")
+    if not (options.tokenizer / "tokenizer.json").is_file():
+        parser.error(f"--tokenizer {options.tokenizer}: no tokenizer.json there")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 for wrong arguments."""
+    options = _parse(argv)
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    platform.activate("cpu")
+    import torch
+    from tokenizers import Tokenizer
+
+    from megatron_async.models import one_process
+    from megatron_async.models.generation import generate
+
+    try:
+        checkpoint = one_process.latest(options.load)
+    except ValueError as error:
+        print(f"generate.py: {error}", file=sys.stderr)
+        return 2
+    tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
+    args = one_process.arguments_of(checkpoint)
+    with one_process.model(args, initialize=False) as model:
+        one_process.load(model, checkpoint)
+        tokens = generate(
+            model,
+            tokenizer.encode(options.prompt).ids,
+            new_tokens=options.max_new_tokens,
+            vocabulary=min(tokenizer.get_vocab_size(), args.padded_vocab_size),
+            context=args.max_position_embeddings,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            end=tokenizer.token_to_id("<|endoftext|>"),
+            generator=torch.Generator().manual_seed(options.seed),
+        )
+    print(options.prompt + tokenizer.decode(tokens))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
