@@ -120,6 +120,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(
         # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
         use_layer_wise_param_layout=False,
+        dist_ckpt_optim_fully_reshardable=True,  # Megatron's other format is bound to the layout that saved it
         log_interval=1,
         eval_interval=1000,  # Megatron has none, and fails without
     )

@@ -76,7 +76,7 @@ from megatron.training import initialize as _initialize
 from megatron.training import training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, validate_args
-from megatron.training.checkpointing import load_checkpoint
+from megatron.training.checkpointing import load_checkpoint as _load_checkpoint
 from megatron.training.global_vars import (
     get_args,
     get_tensorboard_writer,
@@ -632,6 +632,32 @@ def _sharded_state(param: Any, state: torch.Tensor, prefix: str) -> Any:
 
 _megatron_sharded_state = _sharded_optimizer.make_sharded_optimizer_tensor
 _sharded_optimizer.make_sharded_optimizer_tensor = _sharded_state
+
+
+_megatron_set_states = DistributedOptimizer._set_main_param_and_optimizer_states
+
+
+def _set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+    """Megatron's, for torch's Adam: its step count is a tensor, is restored elsewhere, and would be looked for here."""
+    _megatron_set_states(self, model_param, {"step": None, **tensors})
+
+
+DistributedOptimizer._set_main_param_and_optimizer_states = _set_states
+_megatron_state_keys = DistributedOptimizer.optimizer_state_keys.fget
+# Megatron's list of the state tensors that it gathers and cuts, and those that `extra_state_keys` adds to it.
+DistributedOptimizer.optimizer_state_keys = property(
+    lambda self: (*_megatron_state_keys(self), *getattr(self, "extra_state_keys", ()))
+)
+
+
+@torch.no_grad()
+def load_checkpoint(model: list[Any], optimizer: MegatronOptimizer, scheduler: Any) -> tuple[int, float]:
+    """Megatron's `load_checkpoint`: iteration and operations so far.
+
+    The distributed optimizer loads into views of the weights, which autograd would refuse.
+    """
+    iteration, operations = _load_checkpoint(model, optimizer, scheduler)
+    return iteration, operations
 
 
 _megatron_write = _filesystem.FileSystemWriterAsync.write_preloaded_data

@@ -59,6 +59,19 @@ class Summary:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Plan:
+    """So many kills, until then; each at a random moment of the time that an undisturbed run takes."""
+
+    kills: int
+    deadline: float
+    duration: float
+    generator: random.Random
+
+    def goes_on(self, summary: Summary) -> bool:
+        return summary.kills < self.kills and time.monotonic() < self.deadline
+
+
 def main(argv: list[str]) -> int:
     """Exit status: 0 if nothing was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,27 +90,26 @@ def main(argv: list[str]) -> int:
             raise SystemExit(f"the undisturbed run failed: {codes}\n{reference.log()}")
         duration = time.monotonic() - start
         expected = reference.result()
-        while summary.kills < options.kills and time.monotonic() - began < 60 * options.minutes:
+        plan = Plan(options.kills, began + 60 * options.minutes, duration, generator)
+        while plan.goes_on(summary):
             shutil.rmtree(Path(folder) / "disturbed", ignore_errors=True)
-            _disturb(Run(Path(folder) / "disturbed", options), expected, duration, generator, summary, options.kills)
+            _disturb(Run(Path(folder) / "disturbed", options), expected, plan, summary)
     summary.seconds = round(time.monotonic() - began, 1)
     sys.stdout.write(json.dumps(asdict(summary)) + "\n")
     return 1 if summary.differences else 0
 
 
-def _disturb(
-    run: "Run", expected: Any, duration: float, generator: random.Random, summary: Summary, kills: int
-) -> None:
+def _disturb(run: "Run", expected: Any, plan: "Plan", summary: Summary) -> None:
     """One run from its first batch to its last, killed on the way."""
     while True:
         summary.starts += 1
         ranks = run.start()
-        if summary.kills >= kills:
+        if not plan.goes_on(summary):
             codes = ranks.wait()
-        elif ranks.ended_within(generator.uniform(0.0, duration)):
+        elif ranks.ended_within(plan.generator.uniform(0.0, plan.duration)):
             codes = ranks.codes()
         else:
-            victims = generator.choice([[0], [1], [0, 1]])
+            victims = plan.generator.choice([[0], [1], [0, 1]])
             summary.kills += 1
             summary.kills_of_all_ranks += len(victims) == 2
             summary.kills_during_a_save += run.is_saving()
@@ -107,6 +119,7 @@ def _disturb(
             summary.survivors += len(survivors)
             summary.survivors_ended_by_the_launcher += survivors.count(None)
             ranks.kill([0, 1])
+            ranks.wait()
             continue
         if codes != [0, 0]:
             summary.differences.append(f"start {summary.starts} ended with {codes}: {run.log()[-2000:]}")

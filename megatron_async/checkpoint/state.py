@@ -141,6 +141,7 @@ def expect_previous_update(optimizer: megatron.MegatronOptimizer) -> None:
     Zeros where there is none: to be loaded over, or for parameters without delay, which corrections leave alone.
     """
     for inner in megatron.inner_optimizers(optimizer):
+        inner.extra_state_keys = (PREVIOUS_UPDATE,)
         for param in _params(inner.optimizer):
             inner.optimizer.state[param].setdefault(PREVIOUS_UPDATE, torch.zeros_like(param))
 
