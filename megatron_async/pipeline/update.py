@@ -10,7 +10,7 @@ backwards use too. Those started later, when an earlier one is found complete, m
 """
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +39,7 @@ class UpdateReport:
         batch: number of the batch, from 0.
         grad_norm: L2 norm before clipping, over all ranks of the chunk.
         skipped: whether a non-finite norm made the update a no-op, on every rank alike.
-        shared: sums over all ranks of the values given to `start`. Under a norm for each stage those of the newest
-            batch that is done on every stage, and nothing before the first.
+        shared: sums over all ranks of the values given to `start`.
     """
 
     chunk: int
@@ -98,9 +97,6 @@ class DeferredUpdate:
         self._groups = list(dict.fromkeys(group for _, group in self._members))
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
-        # With a norm for each stage: sums over all ranks that no update waits for, oldest first.
-        self._sums: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self._shared: deque[HostValues] = deque()
 
     def start(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> None:
         """All gradients of `batch` are here: start the reductions.
@@ -136,19 +132,7 @@ class DeferredUpdate:
             self._step(batch, scale * self._clip_factor(grad_norm))
         self._weights.publish_next(batch + 1)
         self._gradients.clear(batch)
-        if self._rule.stage_norm:
-            shared = self._newest_sums()
         return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared))
-
-    def _newest_sums(self) -> list[float]:
-        """Sums of the newest batch for which they are here."""
-        while self._sums and self._sums[0][0].is_completed():
-            work, own = self._sums.popleft()
-            work.wait()
-            self._shared.append(HostValues(own[1:]))
-        while len(self._shared) > 1 and self._shared[1].ready:
-            self._shared.popleft()
-        return self._shared[0].read() if self._shared and self._shared[0].ready else []
 
     def _clip_factor(self, grad_norm: float) -> float:
         limit = self._rule.clip_grad
@@ -190,15 +174,7 @@ class DeferredUpdate:
             dist.all_reduce(square, group=group, async_op=True)
             for square, group in zip(squares, self._groups, strict=True)
         ]
-        sums = dist.all_reduce(own, async_op=True)
-        if self._rule.stage_norm:
-            # The first stage ends a batch long after the last one, whose update must not wait for it.
-            assert sums is not None
-            self._sums.append((sums, own))
-            yield works
-            self._results[batch] = HostValues(torch.cat([*squares, torch.zeros_like(own[:1])]))
-            return
-        yield [*works, sums]
+        yield [*works, dist.all_reduce(own, async_op=True)]
         self._results[batch] = HostValues(torch.cat([*squares, own]))
 
     @staticmethod

@@ -15,7 +15,7 @@ from megatron_async.planning.estimate import Plan, plan
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.schedules.render import to_json, to_text
 
-_WIDTH = 120
+_WIDTH = 160
 _LARGEST_PICTURE = 48  # micro-batches of a timeline that still reads well
 _HEADINGS = {
     "weights": "weights",
@@ -113,7 +113,7 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
     ranks += f"expert {args.expert_model_parallel_size}"
     table = Table(title=f"{ranks}; memory of each device")
     for heading in ("stage", "layers", "parameters"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     kinds = [kind for kind in memory.KINDS if any(held[kind] for held in result.bytes_by_kind)]
     for heading in [*(_HEADINGS[kind] for kind in kinds), "total"]:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -64,7 +64,7 @@ def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
     assert_continues(resume(pool, folder, 3, recipe, ranks), whole, 3)
 
 
-@pytest.mark.parametrize("optimizer", ["soap", "sgd"])
+@pytest.mark.parametrize("optimizer", ["normuon", "soap", "sgd"])
 def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
     """Preconditioners; a momentum that Megatron does not prepare for a load; on the same layout and on another."""
     recipe = f"--optimizer {optimizer} {EF}"
