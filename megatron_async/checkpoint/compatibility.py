@@ -86,6 +86,11 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--keep-last {args.keep_last} without --save would be ignored: name a folder."
     if args.max_consecutive_skips < 1:
         yield f"--max-consecutive-skips {args.max_consecutive_skips}: must be at least 1."
+    if args.load and args.use_distributed_optimizer:
+        yield (
+            "--load with --use-distributed-optimizer: the resumed run was not equal to an undisturbed one in tests. "
+            "Leave --use-distributed-optimizer out, from the first run on."
+        )
     if args.load:
         yield from _loading(args, Path(args.load))
 

@@ -74,7 +74,6 @@ def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
 
 
 SHARDED = {
-    "distributed optimizer": f"--optimizer adam --use-distributed-optimizer {PP2} --pipeline-schedule 2bw",
     "bf16": f"--optimizer muon --bf16 {PP2} --pipeline-schedule 2bw",
 }
 
