@@ -87,3 +87,18 @@ def test_copies_of_a_tied_embedding_stay_bit_equal(pool):
     first, last = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=2)
     name = "embedding.word_embeddings.weight"
     assert (first.weights[name] == last.weights[name]).all()
+
+
+@pytest.mark.parametrize("mode", ["", "--calculate-per-token-loss"])
+def test_micro_batches_with_different_numbers_of_tokens(pool, mode):
+    """By default every micro-batch weighs the same; with a loss per token every token does, however the batch is cut."""
+    recipe = f"--optimizer adam --clip-grad 0.5 {mode}"
+    pipeline = f"{recipe} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+    job = "tests.distributed.jobs:train_masked"
+    (expected,) = pool.run(job, f"{recipe} --gradient-delay 1".split(), ranks=1)
+    assert difference(pool.run(job, pipeline.split(), ranks=2), expected, norms=True) <= TOLERANCE["fp32"]
+    cut = pool.run(job, f"{pipeline} --micro-batch-size 2".split(), ranks=2)
+    if mode:
+        assert difference(cut, expected, norms=True) <= TOLERANCE["fp32"]
+    else:
+        assert difference(cut, expected, norms=True) > 10 * TOLERANCE["fp32"]
