@@ -39,7 +39,8 @@ class UpdateReport:
         batch: number of the batch, from 0.
         grad_norm: L2 norm before clipping, over all ranks of the chunk.
         skipped: whether a non-finite norm made the update a no-op, on every rank alike.
-        shared: sums over all ranks of the values given to `start`.
+        shared: sums over all ranks of the values given to `start` for this batch, or for the one `UpdateRule.lag`
+            updates ago; empty while there is none.
     """
 
     chunk: int
@@ -57,11 +58,14 @@ class UpdateRule:
         clip_grad: largest allowed norm; 0 for no clipping.
         per_token: the loss is a sum over tokens, so gradients are divided by the batch's number of tokens.
         stage_norm: the norm is that of this stage alone (PipeDream), not of all stages.
+        lag: what is shared by all ranks arrives so many updates later, so that no stage waits for another; the
+            same number on every rank, at least the number of stages where each has a norm of its own.
     """
 
     clip_grad: float
     per_token: bool
     stage_norm: bool = False
+    lag: int = 0
 
 
 class DeferredUpdate:
@@ -97,6 +101,7 @@ class DeferredUpdate:
         self._groups = list(dict.fromkeys(group for _, group in self._members))
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
+        self._late: dict[int, tuple[dist.Work, torch.Tensor]] = {}
 
     def start(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> None:
         """All gradients of `batch` are here: start the reductions.
@@ -117,11 +122,8 @@ class DeferredUpdate:
         """Clip, step and publish the next weight version; the reductions must be done by now, else wait."""
         self._in_flight.pop(batch).finish()
         values = self._results.pop(batch).read()
-        squares, tokens, shared = (
-            values[: len(self._groups)],
-            values[len(self._groups)],
-            values[len(self._groups) + 1 :],
-        )
+        squares, sums = values[: len(self._groups)], values[len(self._groups) :] or self._late_sums(batch)
+        tokens, shared = sums[0] if sums else 0.0, sums[1:]
         scale = 1.0 / max(tokens, 1.0) if self._rule.per_token else 1.0
         grad_norm = math.sqrt(sum(squares)) * scale if all(map(math.isfinite, squares)) else math.nan
         skipped = not math.isfinite(grad_norm)
@@ -133,6 +135,14 @@ class DeferredUpdate:
         self._weights.publish_next(batch + 1)
         self._gradients.clear(batch)
         return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared))
+
+    def _late_sums(self, batch: int) -> list[float]:
+        """What all ranks shared `lag` updates ago; by now they have all given their part."""
+        work, sums = self._late.pop(batch - self._rule.lag, (None, None))
+        if work is None or sums is None:
+            return []
+        work.wait()
+        return HostValues(sums).read()
 
     def _clip_factor(self, grad_norm: float) -> float:
         limit = self._rule.clip_grad
@@ -174,8 +184,14 @@ class DeferredUpdate:
             dist.all_reduce(square, group=group, async_op=True)
             for square, group in zip(squares, self._groups, strict=True)
         ]
-        yield [*works, dist.all_reduce(own, async_op=True)]
-        self._results[batch] = HostValues(torch.cat([*squares, own]))
+        everyone = dist.all_reduce(own, async_op=True)
+        if self._rule.lag:
+            self._late[batch] = everyone, own
+            yield works
+            self._results[batch] = HostValues(torch.cat(squares))
+        else:
+            yield [*works, everyone]
+            self._results[batch] = HostValues(torch.cat([*squares, own]))
 
     @staticmethod
     def _reduce_buffer(flat: FlatGradients) -> list[dist.Work | None]:

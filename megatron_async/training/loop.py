@@ -244,7 +244,7 @@ class Loop:
         reports.append(report)
         if len(reports) == len(self._optimizers):
             self._complete(self._reports.pop(batch))
-        if report.shared[1] == 0:
+        if not report.shared or report.shared[1] == 0:
             return None
         # So many batches may have begun on some stage when this one is updated: the earliest that all can stop after.
         return batch + max(2, self._args.pipeline_model_parallel_size - 1)
@@ -257,7 +257,8 @@ class Loop:
             self.metrics.extra(batch + 1, self._statistics.reduce())
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)
-        busy, skipped = sum(report.shared[0] for report in reports), any(report.skipped for report in reports)
+        skipped = any(report.skipped for report in reports)
+        busy = sum(report.shared[0] for report in reports) if reports[0].shared else None
         if batch == self._last_of_segment:
             elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
         self.metrics.batch(
@@ -267,7 +268,7 @@ class Loop:
                 learning_rate=self._learning_rates.pop(batch),
                 skipped=skipped,
                 elapsed=elapsed,
-                bubble_share=1.0 - busy / self._world,
+                bubble_share=None if busy is None else 1.0 - busy / self._world,
             )
         )
         if skipped:

@@ -256,6 +256,7 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
                 clip_grad=args.clip_grad,
                 per_token=args.calculate_per_token_loss,
                 stage_norm=args.pipeline_schedule == "pipedream",
+                lag=args.pipeline_model_parallel_size if args.pipeline_schedule == "pipedream" else 0,
             ),
         ),
     )

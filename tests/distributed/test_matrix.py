@@ -91,7 +91,7 @@ def test_copies_of_a_tied_embedding_stay_bit_equal(pool):
 
 @pytest.mark.parametrize("mode", ["", "--calculate-per-token-loss"])
 def test_micro_batches_with_different_numbers_of_tokens(pool, mode):
-    """By default every micro-batch weighs the same; with a loss per token every token does, however the batch is cut."""
+    """By default micro-batches weigh the same; with a loss per token, tokens do, however the batch is cut."""
     recipe = f"--optimizer adam --clip-grad 0.5 {mode}"
     pipeline = f"{recipe} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
     job = "tests.distributed.jobs:train_masked"
