@@ -7,6 +7,7 @@ pool starts new processes afterwards.
 
 import gc
 import importlib
+import itertools
 import multiprocessing
 import os
 import socket
@@ -19,7 +20,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-SIZE = 4
+# Some models are held by cycles through autograd's own nodes, which Python cannot collect; the threads of their process
+# groups live as long and slow everything down. A worker with more threads than this is replaced after its job.
+_MOST_THREADS = 250
 _TAIL = 4000
 
 
@@ -40,11 +43,12 @@ class Pool:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
         self._workers: list[_Worker] = []
+        self._numbers = itertools.count()
 
     def run(self, job: str, *args: Any, ranks: int, timeout: float = 120.0) -> list[Any]:
         """Run `module:function` with `args` on ranks 0 .. ranks-1; return what each rank returned, by rank."""
         while len(self._workers) < ranks:
-            self._workers.append(self._start(len(self._workers)))
+            self._workers.append(self._start(next(self._numbers)))
         workers = self._workers[:ranks]
         port = _free_port()
         for rank, worker in enumerate(workers):
@@ -63,7 +67,15 @@ class Pool:
             logs = "\n".join(self._report(rank, answers[rank], workers[rank]) for rank in range(ranks))
             self.close()
             raise JobFailed(f"{job} failed on ranks {failed}\n{logs}")
+        self._replace_crowded(workers)
         return [answer[1] for answer in answers if answer is not None]
+
+    def _replace_crowded(self, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            if len(os.listdir(f"/proc/{worker.process.pid}/task")) > _MOST_THREADS:
+                worker.process.kill()
+                worker.process.join()
+                self._workers.remove(worker)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -91,10 +103,10 @@ class Pool:
         state = "no answer in time" if answer is None else "done" if answer[0] else f"failed:\n{answer[1]}"
         return f"--- rank {rank}: {state}\n{worker.log.read_text(errors='replace')[-_TAIL:]}"
 
-    def _start(self, rank: int) -> _Worker:
+    def _start(self, number: int) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        log = Path(self._folder.name) / f"rank{rank}.log"
+        log = Path(self._folder.name) / f"worker{number}.log"
         process = context.Process(target=_serve, args=(theirs, str(log)), daemon=True)
         process.start()
         theirs.close()
