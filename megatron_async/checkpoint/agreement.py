@@ -82,6 +82,10 @@ def _grouped(lines: str) -> str:
     )
 
 
+# How torch's archive writer reports that the disk took less than it was given.
+_SHORT_WRITE = "unexpected pos"
+
+
 def describe(error: BaseException) -> str:
     """One line for an error and what caused it, without a traceback."""
     if isinstance(error, CheckpointException):  # torch's: one error and traceback for each rank
@@ -89,4 +93,6 @@ def describe(error: BaseException) -> str:
         return "; ".join(causes)
     text = " ".join(str(error).split()) or repr(error)
     text = text if isinstance(error, JointError | ValueError) else f"{type(error).__name__}: {text}"
+    if _SHORT_WRITE in text:
+        text += " (a write was cut short, as happens when there is No space left on device)"
     return f"{text} ({describe(error.__cause__)})" if error.__cause__ is not None else text

@@ -65,6 +65,7 @@ def _forget_newest_weights(checkpoints: Any) -> None:
 def _forget_learning_rate(checkpoints: Any) -> None:
     checkpoints._scheduler.num_steps = 0
     checkpoints._scheduler.step(0)
+    checkpoints.scheduler_steps = ()  # the same position, for each chunk
 
 
 def _forget_data_position(checkpoints: Any) -> None:
