@@ -37,7 +37,7 @@ STAGES = 2
 MICRO_BATCH_SIZE = 16
 MICROBATCHES = 2
 EVAL_INTERVAL = 50
-VOCAB_SIZE = 3584
+VOCAB_SIZE = 5120
 
 # Everything that the three runs have in common.
 BASE_ARGUMENTS = f"""
