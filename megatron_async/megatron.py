@@ -80,7 +80,6 @@ from megatron.training.checkpointing import load_checkpoint as _load_checkpoint
 from megatron.training.global_vars import (
     get_args,
     get_tensorboard_writer,
-    get_timers,
     get_tokenizer,
     get_wandb_writer,
     set_global_variables,
@@ -128,7 +127,6 @@ __all__ = [
     "get_num_microbatches",
     "get_tensor_shapes",
     "get_tensorboard_writer",
-    "get_timers",
     "get_tokenizer",
     "get_wandb_writer",
     "gpt_config_from_args",
