@@ -25,7 +25,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="picture, by its suffix PNG or SVG")
     parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'schedules' is replaced")
-    parser.add_argument("--quick", action="store_true", help="three cells instead of all")
+    parser.add_argument(
+        "--cells",
+        choices=("quick", "default", "full"),
+        default="default",
+        help="how many: about two minutes, twenty minutes or an hour on two cores",
+    )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
     parser.add_argument("--compute", choices=("real", "emulated"), help="only cells of this kind")
@@ -46,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [name for name in suite.CONTENDERS if name in {"limit", *(options.contenders or suite.CONTENDERS)}]
     cells = [
         (cell, effort)
-        for cell, effort in suite.cells(options.quick)
+        for cell, effort in suite.cells(options.cells)
         if (not options.stages or cell.stages in options.stages)
         and (options.compute is None or (cell.pace is None) == (options.compute == "real"))
     ]

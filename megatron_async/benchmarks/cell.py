@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron_async import megatron
 from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
 from megatron_async.benchmarks.contenders import Contender, Factory, Refused
-from megatron_async.benchmarks.stack import Cell
+from megatron_async.benchmarks.stack import Cell, SleepingLayer
 
 
 @dataclass(slots=True)
@@ -63,6 +63,10 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
         contenders[name].run(reference.CHECKED_BATCHES)
         expected = reference.trained(cell, name)
         outcome.distances[name] = reference.largest_distance(cell, dict(contenders[name].pieces), expected)
+    for contender in contenders.values():
+        for piece in contender.pieces.values():
+            if isinstance(piece, SleepingLayer):
+                piece.awake = False
     for _ in range(rounds):
         for name, contender in contenders.items():
             dist.barrier()

@@ -2,6 +2,7 @@
 """The stack trained in one process: what every contender must arrive at."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -37,13 +38,17 @@ def updates(cell: Cell, contender: str) -> tuple[int, int]:
     return CHECKED_BATCHES, cell.microbatches
 
 
-def trained(cell: Cell, contender: str) -> list[nn.Module]:
+def trained(cell: Cell, contender: str) -> Sequence[nn.Module]:
     """All pieces after the checked batches, under the contender's delays."""
+    return _trained(cell, tuple(piece_delays(cell, contender)), *updates(cell, contender))
+
+
+@lru_cache(maxsize=8)
+def _trained(cell: Cell, delays: tuple[int, ...], count: int, size: int) -> Sequence[nn.Module]:
+    """All synchronous contenders share one; nobody changes it."""
     pieces = [make_piece(cell, index) for index in range(2 * cell.stages)]
     stack, optimizer = Stage(pieces, first=True, last=True), make_optimizer(pieces)
-    delays = piece_delays(cell, contender)
     oracle = Oracle([Group(tuple(piece.parameters()), delay) for piece, delay in zip(pieces, delays, strict=True)])
-    count, size = updates(cell, contender)
     for update in range(count):
         optimizer.zero_grad()
         with oracle.stale():

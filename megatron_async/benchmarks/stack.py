@@ -56,7 +56,7 @@ class Cell:
     microbatches: int
     pace: Pace | None = None
     sequence: int = 256
-    samples: int = 1
+    samples: int = 4
     hidden: int = 256
 
     @property
@@ -118,27 +118,33 @@ class Layer(nn.Module):
 
 
 class SleepingLayer(nn.Module):
-    """One product by element, plus sleeps: half of the backward for the input's gradient, half for the weight's."""
+    """One product by element, plus sleeps: half of the backward for the input's gradient, half for the weight's.
+
+    Attributes:
+        awake: whether it leaves out the sleeps, as it does until it is timed.
+    """
 
     def __init__(self, hidden: int, generator: torch.Generator, pace: Pace, factor: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(1.0 + 0.1 * torch.randn(hidden, generator=generator))
+        self.awake = True
         # A piece is half of a rank.
         self._forward_ms, self._half_ms = factor * pace.forward_ms / 2, factor * pace.backward_ms / 4
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.awake:
+            return torch.tanh(x * self.weight)
         weight_ms = self._half_ms if x.requires_grad else 2 * self._half_ms
         x = sleeping(x, forward_ms=self._forward_ms, backward_ms=self._half_ms)
         return torch.tanh(x * sleeping(self.weight, forward_ms=0.0, backward_ms=weight_ms))
 
 
-def make_piece(cell: Cell, index: int, rank: int | None = None) -> nn.Module:
-    """Piece `index` with its initial weights; on `rank` it sleeps as that rank does, with None not at all."""
+def make_piece(cell: Cell, index: int, rank: int = 0) -> nn.Module:
+    """Piece `index` with its initial weights; an emulated one takes the time of `rank` once it is not awake."""
     generator = torch.Generator().manual_seed(index)
     if cell.pace is None:
         return Layer(cell.hidden, generator)
-    pace = cell.pace if rank is not None else Pace(0.0, 0.0)
-    return SleepingLayer(cell.hidden, generator, pace, pace.factor(rank or 0))
+    return SleepingLayer(cell.hidden, generator, cell.pace, cell.pace.factor(rank))
 
 
 class _FromLink(torch.autograd.Function):

@@ -4,7 +4,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatron_async.benchmarks import processes
@@ -78,28 +78,33 @@ class Absent:
     reason: str
 
 
-def cells(quick: bool) -> list[tuple[Cell, Effort]]:
-    """The default set, or one of about two minutes."""
-    pace = Pace(forward_ms=10.0, backward_ms=20.0)
-    if quick:
+def cells(extent: str) -> list[tuple[Cell, Effort]]:
+    """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in about an hour."""
+    pace = Pace(forward_ms=20.0, backward_ms=40.0)
+    if extent == "quick":
         return [
             (Cell(2, 4), Effort(2, 3)),
-            (emulated_cell(2, 4, pace), Effort(1, 3)),
-            (emulated_cell(4, 4, pace), Effort(1, 3)),
+            (emulated_cell(2, 4, pace), Effort(1, 2)),
+            (emulated_cell(4, 4, pace), Effort(1, 2)),
         ]
-    real = [(Cell(2, microbatches), Effort(3, 3)) for microbatches in (2, 4, 8, 16)]
+    full = extent == "full"
+    real = [
+        (Cell(2, microbatches), Effort(rounds, 3))
+        for microbatches, rounds in ((2, 4), (4, 3), (8, 2), (16, 1))
+        if full or microbatches < 16
+    ]
     balanced = [
-        (emulated_cell(stages, factor * stages, pace), Effort(2 if stages < 16 else 1, 3))
+        (emulated_cell(stages, factor * stages, pace), Effort(2 if full else 1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
+        if full or factor < 4 or stages <= 4
     ]
     uneven = [
-        (emulated_cell(stages, 2 * stages, Pace(10.0, 20.0, slow_rank=stages // 2)), Effort(1, 3))
-        for stages in (2, 4, 8, 16)
+        (emulated_cell(stages, factor * stages, replace(pace, slow_rank=stages // 2)), Effort(1, 2))
+        for stages in ((2, 4, 8, 16) if full else (4,))
+        for factor in ((1, 2, 4) if full else (2,))
     ]
-    links = [
-        (emulated_cell(4, 8, Pace(10.0, 20.0, transfer_ms=transfer)), Effort(2, 3)) for transfer in (2.0, 5.0, 10.0)
-    ]
+    links = [(emulated_cell(4, 8, replace(pace, transfer_ms=transfer)), Effort(1, 2)) for transfer in (2.0, 5.0)]
     return real + balanced + uneven + links
 
 

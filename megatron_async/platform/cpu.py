@@ -9,6 +9,7 @@ so that a patch nobody needs any more is noticed. Nothing here is imported on a 
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import logging
@@ -372,10 +373,28 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
+# mallopt(3): parameter numbers, and the largest values that glibc takes on 64 bits.
+_M_TRIM_THRESHOLD, _LARGEST_INT = -1, 2**31 - 1
+_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD = -3, 32 * 2**20
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what tensors have freed, as the caching allocator does on GPUs.
+
+    Gradients are made and freed in every micro-batch. Given back to the system, their pages are mapped and cleared
+    anew each time, which took 4 % of a small model's batch. Without glibc nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+
+
 def install() -> None:
     """Apply every patch to this process, once."""
     if hasattr(torch, _INSTALLED):
         return
+    _keep_freed_memory()
     # Megatron compiles small functions with torch.compile, whose first call looks for an accelerator.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no CUDA
