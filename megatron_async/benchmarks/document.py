@@ -110,12 +110,13 @@ def training(result: Mapping[str, Any]) -> str:
     for row in result.get("whole", []):
         balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
         parts.append(
-            f"**Whole run, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's 1f1b, "
-            f"and takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+            f"**{row['model']}, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's "
+            f"1f1b ({row['speedup'] / row['bound']:.0%} of the {row['bound']:.2f} possible with these stages), and takes "
+            f"{row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
         )
         parts.append(_timings(row["ms"]))
     if "features" in result:
-        parts.append("**Cost of each feature**, 2bw, M = 2, on top of the bare schedule with Adam\n")
+        parts.append("**Cost of each feature**, tiny, 2bw, M = 2, on top of the bare schedule with Adam\n")
         parts.append(_timings(result["features"], against="bare"))
     if "memory" in result:
         parts.append("**Peak memory**, 2 stages, M = 4, MB by 10^6 bytes, counted by the allocator\n")

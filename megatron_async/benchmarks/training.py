@@ -19,15 +19,27 @@ from megatron_async.training import run
 from megatron_async.training.loop import Loop
 from megatron_async.training.steps import activations
 
-STAGES, MICRO_BATCH_SIZE = 2, 16
-VOCABULARY = 3584
+STAGES = 2
+VOCABULARY = 5120
+"""The quick start's."""
 
-# The quick start's model, split and recipe: the head costs about as much as the two layers that the last stage has
-# fewer than the first.
-MODEL = "--model tiny --decoder-first-pipeline-num-layers 5"
-BASE = f"""--device cpu {MODEL} --pipeline-model-parallel-size {STAGES} --micro-batch-size {MICRO_BATCH_SIZE}
-    --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --weight-decay 0.1
-    --eval-interval 100000 --eval-iters 0 --log-interval 1"""
+BASE = f"""--device cpu --pipeline-model-parallel-size {STAGES} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
+    --lr-warmup-iters 2 --weight-decay 0.1 --eval-interval 100000 --eval-iters 0 --log-interval 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model, its split into stages and its micro-batch."""
+
+    arguments: str
+    micro_batch_size: int
+
+
+MODELS: Mapping[str, Model] = {
+    # The quick start's split: the head costs about as much as the two layers that the last stage has fewer.
+    "tiny": Model("--model tiny --decoder-first-pipeline-num-layers 5", 16),
+    "moe-10b-hybrid-mini": Model("--model moe-10b-hybrid-mini", 8),
+}
 
 CLIP, NO_CLIP, MUON = "--clip-grad 1.0", "--clip-grad 0", "--optimizer muon"
 ERROR_FEEDBACK = "--staleness-correction error-feedback"
@@ -69,11 +81,18 @@ class Timing:
 
 
 def in_turns(
-    variants: Mapping[str, str], data: Sequence[str], microbatches: int, rounds: int, batches: int, folder: str
+    model: Model,
+    variants: Mapping[str, str],
+    data: Sequence[str],
+    microbatches: int,
+    rounds: int,
+    batches: int,
+    folder: str,
 ) -> dict[str, list[float]]:
     """Train every variant in turns on this rank; return the milliseconds of each batch after the warm-up.
 
     Args:
+        model: what is trained.
         variants: name -> arguments on top of `BASE`; METRICS stands for the logs of a run. The one called
             `LIMIT` computes its stage and steps its optimizer, and talks to nobody.
         data: arguments that name the data.
@@ -85,9 +104,10 @@ def in_turns(
             logs = Path(folder) / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
             line = [
                 *shlex.split(BASE),
+                *f"{model.arguments} --micro-batch-size {model.micro_batch_size}".split(),
                 *shlex.split(variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")),
                 *data,
-                *f"--global-batch-size {MICRO_BATCH_SIZE * microbatches}".split(),
+                *f"--global-batch-size {model.micro_batch_size * microbatches}".split(),
                 *f"--train-iters {_WARM_UP + batches + 2}".split(),
             ]
             loop = run.build(arguments.parse(line))
@@ -120,7 +140,10 @@ def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
     steps: Any = loop._steps  # the chunk as a run has it: buffers, generations, versions
     (chunk,), args = steps.chunks, megatron.get_args()
     config = megatron.get_model_config(chunk.module)
-    source = None if chunk.first else torch.full(activations(args, config).shape, 0.1, requires_grad=True)
+    source = None
+    if not chunk.first:  # tokens that differ, for the routers
+        source = torch.randn(activations(args, config).shape, generator=torch.Generator().manual_seed(1))
+        source.requires_grad_()
     output, _ = megatron.forward_step(
         gpt.ForwardStep(args),
         chunk.data_iterator,
@@ -163,3 +186,12 @@ def timings(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Timing]
 def limit_by_stage(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
     """Compute alone, for each stage: how well the stages are balanced."""
     return [statistics.median(rank[LIMIT]) for rank in ranks]
+
+
+def largest_speedup(by_stage: Sequence[float], microbatches: int) -> float:
+    """What 2BW can gain over 1F1B when stages need `by_stage` for M micro-batches.
+
+    1F1B takes a micro-batch through all stages and the M-1 others through the slowest one; without a bubble the slowest
+    stage is all there is. On balanced stages this is (M + P - 1) / M.
+    """
+    return (sum(by_stage) / max(by_stage) + microbatches - 1) / microbatches

@@ -223,3 +223,47 @@ def train_masked(arguments: Sequence[str]) -> Outcome:
         return train(arguments)
     finally:
         ForwardStep._batch = original  # type: ignore[method-assign]
+
+
+def exchange(elements: int, steps: int, late: int | None) -> int:
+    """Messages over the links of a pipeline, activations and gradients in turns as in 1F1B, each with a stamp.
+
+    Args:
+        elements: of each message, fp32.
+        late: this stage sleeps for a second before it takes anything.
+
+    Returns:
+        How many of those that arrived carried another stamp than expected.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from megatron_async.pipeline.links import Message, connect
+
+    def stamp(sender: int, step: int, backward: bool) -> float:
+        return float((sender * steps + step) * 2 + backward)
+
+    dist.init_process_group("gloo")
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    message = Message((elements,), torch.float32, torch.device("cpu"))
+    links = connect(list(range(stages)), rank, message, sends_in_flight=2)
+    first, last, wrong, ahead = rank == 0, rank == stages - 1, 0, stages - 1 - rank
+    if rank == late:
+        time.sleep(1.0)
+    links.forward.expect(0 if first else steps)
+    links.backward.expect(0 if last else steps)
+    for slot in range(steps + ahead):
+        if slot < steps:
+            if not first:
+                wrong += bool((links.forward.receive() != stamp(rank - 1, slot, False)).any())
+            if not last:
+                links.forward.send(torch.full((elements,), stamp(rank, slot, False)))
+        if (step := slot - ahead) >= 0:
+            if not last:
+                wrong += bool((links.backward.receive() != stamp(rank + 1, step, True)).any())
+            if not first:
+                links.backward.send(torch.full((elements,), stamp(rank, step, True)))
+    links.drain()
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from megatron_async.benchmarks import reference, suite
+from megatron_async.benchmarks import reference, suite, training
 from megatron_async.benchmarks.contenders import Placement
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell, make_piece
 
@@ -60,3 +60,9 @@ def test_cells_have_unique_settings():
     cells = [(cell.stages, cell.microbatches, cell.label) for cell, _ in suite.cells("full")]
     assert len(set(cells)) == len(cells)
     assert {stages for stages, _, label in cells if label == "emulated"} == {2, 4, 8, 16}
+
+
+def test_speed_up_is_bounded_by_the_slowest_stage():
+    assert training.largest_speedup([10.0, 10.0], 2) == pytest.approx(1.5)
+    assert training.largest_speedup([10.0] * 4, 8) == pytest.approx(11 / 8)
+    assert training.largest_speedup([10.0, 5.0], 2) == pytest.approx(1.25)

@@ -1,0 +1,15 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Messages between stages: none lost, none mixed up, no deadlock, whatever their size and whoever is late."""
+
+import pytest
+
+
+@pytest.mark.parametrize("late", [None, 0, 1])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("elements", "steps"),
+    [(1, 50), (2**21, 20)],
+    ids=["one element", "8 MiB, more than sockets buffer"],
+)
+def test_every_message_arrives_in_its_place(pool, ranks, elements, steps, late):
+    assert pool.run("tests.distributed.jobs:exchange", elements, steps, late, ranks=ranks) == [0] * ranks
