@@ -63,6 +63,7 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import (
@@ -836,6 +837,15 @@ def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
     copied = copy.copy(scheduler)
     copied.optimizer = optimizer
     return copied
+
+
+def decoder_layers_of(layout: str) -> int:
+    """Number of decoder layers in a `--pipeline-model-parallel-layout`.
+
+    Raises:
+        AssertionError: a letter that Megatron does not know.
+    """
+    return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))
 
 
 def stage_of(rank: int) -> int:

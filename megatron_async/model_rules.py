@@ -5,6 +5,7 @@ import argparse
 import importlib.util
 from collections.abc import Iterator
 
+from megatron_async import megatron
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems of parsed arguments, before Megatron's own checks."""
@@ -37,6 +38,20 @@ def _experts(args: argparse.Namespace) -> Iterator[str]:
         yield f"--moe-router-topk {args.moe_router_topk} is more than --num-experts {args.num_experts}."
 
 
+def _layers_left_out(args: argparse.Namespace) -> Iterator[str]:
+    layout = args.pipeline_model_parallel_layout
+    try:
+        count = megatron.decoder_layers_of(layout)
+    except AssertionError as error:
+        yield f"--pipeline-model-parallel-layout {layout}: {error}"
+        return
+    if count != args.num_layers:
+        yield (
+            f"--pipeline-model-parallel-layout {layout} places {count} decoder layers (t), --num-layers is "
+            f"{args.num_layers}: every layer must be on one stage. Change one of them."
+        )
+
+
 def _empty_stages(args: argparse.Namespace) -> Iterator[str]:
     """Layouts in which a pipeline stage has no layer."""
     stages, layers = args.pipeline_model_parallel_size, args.num_layers
@@ -49,6 +64,7 @@ def _empty_stages(args: argparse.Namespace) -> Iterator[str]:
                     f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout}: part {number} (from 0) "
                     "is empty, so its stage would compute nothing. Give it a layer, or use fewer stages."
                 )
+        yield from _layers_left_out(args)
         return
     first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
     between = stages - (first is not None) - (last is not None)

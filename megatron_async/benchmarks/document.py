@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from megatron_async.training.report import write_atomically
 
 _OURS = ("2bw", "wpipe", "pipedream")
+_TALLEST = 2.1
+"""Top of the picture, in times of the limit: about 1F1B with as many micro-batches as stages."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -68,7 +70,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     """Ratio to the limit of every contender, one panel for each number of stages with balanced ranks."""
     rows = [row for row in result["rows"] if row["setting"] in ("real", "emulated") and row["contender"] != "limit"]
     panels = list(dict.fromkeys((row["stages"], row["setting"]) for row in rows))
-    drawing = Figure(figsize=(4.2 * max(1, len(panels)), 3.6), layout="constrained")
+    drawing = Figure(figsize=(2.6 * max(1, len(panels)) + 1.6, 3.6), layout="constrained")
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axis, (stages, setting) in zip(axes, panels, strict=False):
@@ -81,11 +83,15 @@ def figure(result: Mapping[str, Any]) -> Figure:
             style = {"linewidth": 2.2, "marker": "o"} if name in _OURS else {"linewidth": 1.0, "marker": "."}
             axis.plot([count for count, _ in line], [ratio for _, ratio in line], label=name, **style)
         axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({row["microbatches"] for row in rows if row["stages"] == stages}))
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.set_ylim(0.95, _TALLEST)
         axis.set_title(f"{stages} stages, {setting}")
         axis.set_xlabel("micro-batches per batch")
+        axis.minorticks_off()
         axis.axhline(1.0, color="#888888", linewidth=0.8)
     axes[0].set_ylabel("time per batch / compute alone")
-    axes[-1].legend(fontsize=7)
+    drawing.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return drawing
 
 
@@ -111,8 +117,8 @@ def training(result: Mapping[str, Any]) -> str:
         balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
         parts.append(
             f"**{row['model']}, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's "
-            f"1f1b ({row['speedup'] / row['bound']:.0%} of the {row['bound']:.2f} possible with these stages), and takes "
-            f"{row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+            f"1f1b ({row['speedup'] / row['bound']:.0%} of the {row['bound']:.2f} possible with these stages), and "
+            f"takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
         )
         parts.append(_timings(row["ms"]))
     if "features" in result:

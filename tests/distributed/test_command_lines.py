@@ -19,6 +19,10 @@ WRONG = {
     ),
     "unknown model": ("--model smollm9", ["--model smollm9", "Known:", "tiny"]),
     "layers not divisible": ("--num-layers 5", ["--num-layers 5", "--pipeline-model-parallel-size 2"]),
+    "a layout that drops a layer": (
+        "--pipeline-model-parallel-layout Ett|tL",
+        ["--pipeline-model-parallel-layout Ett|tL", "3 decoder layers", "--num-layers is 4"],
+    ),
     "missing data": ("--data-path 1.0 /nowhere/corpus", ["/nowhere/corpus.bin"]),
     "fp16": ("--fp16", ["--fp16", "--bf16"]),
     "negative strength": (

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from megatron_async.benchmarks import training
 from megatron_async.training import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,3 +373,9 @@ def test_plot_runs_names_the_problem(arguments: list[str], complaint: str, capsy
     with pytest.raises(SystemExit, match="2"):
         plot_runs.main(arguments)
     assert complaint in capsys.readouterr().err
+
+
+def test_the_benchmark_measures_the_quick_start():
+    model = training.MODELS["tiny"]
+    assert (training.VOCABULARY, model.micro_batch_size) == (quickstart.VOCAB_SIZE, quickstart.MICRO_BATCH_SIZE)
+    assert quickstart.LAYOUTS["tiny"] in model.arguments
