@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from megatron_async import megatron
 
+
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems of parsed arguments, before Megatron's own checks."""
     yield from _divisibility(args)
