@@ -154,7 +154,7 @@ def part_of(whole: np.ndarray, shape: tuple[int, ...], rank: int, name: str) -> 
 def measure(pool: Pool, cell: Cell, reference: Callable[[str], Outcome]) -> float:
     """Run a cell; its largest relative difference."""
     expected = reference(cell.reference)
-    pipeline = pool.run("tests.distributed.jobs:train", cell.pipeline.split(), ranks=cell.ranks)
+    pipeline = pool.run("tests.distributed.jobs:train", cell.pipeline.split(), ranks=cell.ranks, timeout=300)
     return difference(pipeline, expected, norms=cell.schedule != "pipedream")
 
 
@@ -177,13 +177,13 @@ def main() -> int:
             continue
         try:
             found = measure(pool, cell, reference)
-            good = found <= cell.tolerance
-            table.add_row(cell.name, f"{found:.1e}", f"{cell.tolerance:.1e}", style=None if good else "red")
+            good, verdict = found <= cell.tolerance, f"{found:.1e}"
+            table.add_row(cell.name, verdict, f"{cell.tolerance:.1e}", style=None if good else "red")
         except JobFailed as failure:
-            good, reason = False, str(failure).split("Error: ")[-1].splitlines()[0]
-            table.add_row(cell.name, "failed", reason, style="red")
+            good, verdict, reason = False, "failed", str(failure).split("Error: ")[-1].splitlines()[0]
+            table.add_row(cell.name, verdict, reason, style="red")
         failures += not good
-        console.print(f"{cell.name}: {'equal' if good else 'NOT EQUAL'}", highlight=False)
+        console.print(f"{cell.name}: {verdict}{'' if good else ' NOT EQUAL'}", highlight=False)
     console.print(table)
     pool.close()
     return 1 if failures else 0
