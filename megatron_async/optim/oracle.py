@@ -76,7 +76,7 @@ class Oracle:
     def biases(self) -> list[list[torch.Tensor]]:
         """Buffers that move with the weights of each norm group."""
         groups = [list(group.biases) for group in self._groups]
-        return [sum(groups, [])] if self._one_norm else groups
+        return [[bias for group in groups for bias in group]] if self._one_norm else groups
 
     def record(self) -> None:
         """Note the weights after an update as the newest version."""

@@ -40,23 +40,24 @@ def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
     with _loss_that_is_no_number(bad_batch, args.global_batch_size // args.micro_batch_size // args.data_parallel_size):
         loop = run.build(args)
         assert loop._balance is not None
-        _observe(loop, routing)
+        pending = _observe(loop, routing)
         loop.run()
+    for balance in pending:
+        sums = np.array(balance._sums.read()).reshape(len(balance._layers), -1)
+        routing.counts.append(sums[:, len(balance._losses) :])
     loop.metrics.close()
     run.close()
     return routing
 
 
-def _observe(loop: Any, routing: Routing) -> None:
-    routers = _routers(loop)
+def _observe(loop: Any, routing: Routing) -> list[Any]:
+    """Note what happens in `routing`; return the list that will hold the balance of every batch."""
+    routers, pending = _routers(loop), []
     reduce, batch, write = loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers
-    losses = len(loop._balance._losses)
 
     def on_reduce(number: int) -> Any:
-        pending = reduce(number)
-        sums = np.array(pending._sums.read()).reshape(len(pending._layers), -1)
-        routing.counts.append(sums[:, losses:])
-        return pending
+        pending.append(reduce(number))
+        return pending[-1]
 
     def on_batch(numbers: Any) -> None:
         routing.skipped.append(numbers.skipped)
@@ -68,6 +69,7 @@ def _observe(loop: Any, routing: Routing) -> None:
         write(row)
 
     loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers = on_reduce, on_batch, on_row
+    return pending
 
 
 def _routers(loop: Any) -> dict[int, Any]:
@@ -137,7 +139,6 @@ class Experts:
     losses: list[float]
     before: dict[str, Array]
     after: dict[str, Array]
-    missing_gradients: list[str]
 
 
 def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
@@ -172,8 +173,7 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     loop.metrics.batch = poison
     before = copies()
     loop.run()
-    missing = [name for name, param in experts().items() if param.main_grad is None]
-    found = Experts(outcome.losses, before, copies(), missing)
+    found = Experts(outcome.losses, before, copies())
     loop.metrics.close()
     run.close()
     return found

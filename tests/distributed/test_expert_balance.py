@@ -81,7 +81,10 @@ def assert_same_rows(rows, expected):
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
     for row, right in zip(rows, expected, strict=True):
         assert row["moe_layers"].keys() == {"2", "3", "4"}
-        for numbers, correct in [(row, right), *((row["moe_layers"][layer], right["moe_layers"][layer]) for layer in "234")]:
+        for numbers, correct in [
+            (row, right),
+            *((row["moe_layers"][layer], right["moe_layers"][layer]) for layer in "234"),
+        ]:
             for name in ("load_balancing_loss", "z_loss"):
                 assert numbers[name] == pytest.approx(correct[name], rel=2e-5)
             for name in ("expert_imbalance", "idle_experts"):

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A vocabulary that is padded to another size on every layout trains the same, and its checkpoints go from one to another."""
+"""A vocabulary that is padded differently on every layout trains the same, and its checkpoints fit all of them."""
 
 import numpy as np
 import pytest

@@ -23,14 +23,13 @@ ARGUMENTS = (
 ).split()
 
 
-def losses(vocabulary: int, padded: int, *, masked: bool, flat: bool):
-    """Token losses of a new model with `padded` rows, and the gradient of its output table."""
+def losses(vocabulary: int, padded: int, *, masked: bool):
+    """Token losses of a model with equal logits and `padded` rows, and the gradient of its output table."""
     args = arguments.parse([*ARGUMENTS, "--vocab-size", str(vocabulary), "--padded-vocab-size", str(padded)])
     torch.manual_seed(0)
     tokens = torch.randint(0, vocabulary, (2, 8))
     with one_process.model(args, initialize=True) as model:
-        if flat:
-            torch.nn.init.zeros_(model.output_layer.weight)
+        torch.nn.init.zeros_(model.output_layer.weight)
         if masked:
             mask_padding(vocabulary, [model])
         result = model(tokens, torch.arange(8).expand(2, 8), None, labels=tokens)
@@ -39,14 +38,14 @@ def losses(vocabulary: int, padded: int, *, masked: bool, flat: bool):
 
 
 def test_equal_logits_cost_the_logarithm_of_the_true_vocabulary():
-    assert losses(5, 8, masked=True, flat=True)[0].tolist() == pytest.approx([[math.log(5)] * 8] * 2)
-    assert losses(5, 8, masked=False, flat=True)[0].tolist() == pytest.approx([[math.log(8)] * 8] * 2)
+    assert losses(5, 8, masked=True)[0].flatten().tolist() == pytest.approx([math.log(5)] * 16)
+    assert losses(5, 8, masked=False)[0].flatten().tolist() == pytest.approx([math.log(8)] * 16)
 
 
 @pytest.mark.parametrize(("vocabulary", "padded"), [(5, 8), (5, 16), (7, 8), (8, 8), (9, 128)])
 def test_padding_changes_no_loss_and_gets_no_gradient(vocabulary, padded):
-    found, gradient = losses(vocabulary, padded, masked=True, flat=True)
-    expected, right = losses(vocabulary, vocabulary, masked=False, flat=True)
+    found, gradient = losses(vocabulary, padded, masked=True)
+    expected, right = losses(vocabulary, vocabulary, masked=False)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient[:vocabulary], right)
     assert not gradient[vocabulary:].any()

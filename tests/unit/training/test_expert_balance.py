@@ -55,9 +55,7 @@ def test_routers_that_add_no_loss():
     ],
 )
 def test_names_of_router_losses(kinds, strengths, z, names):
-    config = SimpleNamespace(
-        moe_router_load_balancing_type=kinds, moe_aux_loss_coeff=strengths, moe_z_loss_coeff=z
-    )
+    config = SimpleNamespace(moe_router_load_balancing_type=kinds, moe_aux_loss_coeff=strengths, moe_z_loss_coeff=z)
     assert router_losses(config) == names
 
 
