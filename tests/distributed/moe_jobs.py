@@ -52,7 +52,7 @@ def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
 
 def _observe(loop: Any, routing: Routing) -> list[Any]:
     """Note what happens in `routing`; return the list that will hold the balance of every batch."""
-    routers, pending = _routers(loop), []
+    routers, pending = _routers(loop.model), []
     reduce, batch, write = loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers
 
     def on_reduce(number: int) -> Any:
@@ -72,10 +72,10 @@ def _observe(loop: Any, routing: Routing) -> list[Any]:
     return pending
 
 
-def _routers(loop: Any) -> dict[int, Any]:
+def _routers(model: Sequence[Any]) -> dict[int, Any]:
     return {
         module.layer_number: module
-        for chunk in loop.model
+        for chunk in model
         for module in chunk.modules()
         if getattr(module, "expert_bias", None) is not None
     }
@@ -159,10 +159,20 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     def copies() -> dict[str, Array]:
         return {name: param.detach().numpy().copy() for name, param in experts().items()}
 
-    loop, outcome = run.build(command_line.parse([*BASE, *arguments])), Outcome()
+    set_up = megatron.setup_model_and_optimizer
+
+    def one_sided(container: Any) -> Any:
+        model, *others = set_up(container)
+        for router in _routers(model).values():
+            router.expert_bias[: len(router.expert_bias) // 2] = 10.0
+        return (model, *others)
+
+    megatron.setup_model_and_optimizer = one_sided
+    try:
+        loop, outcome = run.build(command_line.parse([*BASE, *arguments])), Outcome()
+    finally:
+        megatron.setup_model_and_optimizer = set_up
     observe(loop, outcome)
-    for router in _routers(loop).values():
-        router.expert_bias[: len(router.expert_bias) // 2] = 10.0
     report = loop.metrics.batch
 
     def poison(numbers: Any) -> None:
