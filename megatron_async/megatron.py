@@ -63,6 +63,7 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker, set_moe_metrics_tracker
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -167,6 +168,7 @@ __all__ = [
     "unwrap_model",
     "update_train_iters",
     "use_optimizers",
+    "use_router_loss_tracker",
     "wandb_run",
 ]
 
@@ -562,7 +564,7 @@ def timed_schedule(timeline: Any, batch: int, microbatches: int) -> Iterator[Non
 
 def step_unless_not_finite(
     optimizer: MegatronOptimizer, groups: list[list[torch.Tensor]] | None = None
-) -> tuple[bool, float]:
+) -> tuple[list[bool], float]:
     """Megatron's optimizer step, left out where the gradient's norm is not finite.
 
     The parts of `ChainedOptimizer.step` in their order, with one check between them.
@@ -572,23 +574,23 @@ def step_unless_not_finite(
         groups: parameters of the optimizer that are clipped, and skipped, by a norm of their own; one process only.
 
     Returns:
-        Whether anything was skipped, and the global norm before clipping.
+        Whether each group (or, without groups, everything) was skipped, and the global norm before clipping.
     """
     if optimizer.prepare_grads():  # fp16: the loss scaler found an overflow
-        return True, math.nan
+        return [True] * len(groups or [[]]), math.nan
     if groups is None:
         norm = float(optimizer.get_grad_norm())
         if not math.isfinite(norm):
-            return True, math.nan
+            return [True], math.nan
         for inner in inner_optimizers(optimizer):
             if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
                 clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
         optimizer.step_with_ready_grads()
-        return False, norm
+        return [False], norm
     norms = [_clip_or_forget(group, optimizer.config.clip_grad) for group in groups]
     optimizer.step_with_ready_grads()
-    skipped = not all(math.isfinite(norm) for norm in norms)
-    return skipped, math.nan if skipped else math.hypot(*norms)
+    skipped = [not math.isfinite(norm) for norm in norms]
+    return skipped, math.nan if any(skipped) else math.hypot(*norms)
 
 
 def _clip_or_forget(params: list[torch.Tensor], clip_grad: float) -> float:
@@ -743,8 +745,14 @@ def undisturbed_random_states() -> Iterator[None]:
         tracker.set_states(tracked)
 
 
+def use_router_loss_tracker(tracker: Any) -> None:
+    """Let routers report their losses to an object with the `record` method of Megatron's `MoEMetricsTracker`."""
+    set_moe_metrics_tracker(tracker)
+
+
 def shut_down() -> None:
     """Destroy process groups and Megatron's global state, so that this process can start another run."""
+    destroy_moe_metrics_tracker()
     destroy_global_state()
     mpu.destroy_model_parallel()
     dist.destroy_process_group()

@@ -37,6 +37,11 @@ def _divisibility(args: argparse.Namespace) -> Iterator[str]:
 def _experts(args: argparse.Namespace) -> Iterator[str]:
     if args.num_experts is not None and args.moe_router_topk > args.num_experts:
         yield f"--moe-router-topk {args.moe_router_topk} is more than --num-experts {args.num_experts}."
+    if args.moe_router_enable_expert_bias and args.moe_pad_expert_input_to_capacity:
+        yield (
+            "--moe-router-enable-expert-bias with --moe-pad-expert-input-to-capacity: every expert is filled up to the "
+            "same number of tokens, which the routers count, so the bias would never move. Leave one of them out."
+        )
 
 
 def _layers_left_out(args: argparse.Namespace) -> Iterator[str]:

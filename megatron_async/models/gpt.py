@@ -11,16 +11,24 @@ import torch
 from megatron_async import megatron
 from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.specs import layer_spec
+from megatron_async.models.vocabulary import check_ids, mask_padding
 
 
-def model_config(args: argparse.Namespace) -> megatron.GPTModelConfig:
-    """Megatron's model configuration, with initial weights that depend on the seed and not on the layout."""
+def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> megatron.GPTModelConfig:
+    """Megatron's model configuration, with initial weights that depend on the seed and not on the layout.
+
+    Args:
+        args: checked arguments.
+        vocabulary: true size; with it, the rows that pad the vocabulary take no part.
+    """
     config = megatron.gpt_config_from_args(args)
     if args.spec is None:
         config.transformer_layer_spec = layer_spec
-    initial = LayoutIndependentInit(args.seed)
+    initial = LayoutIndependentInit(args.seed, vocabulary)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)
+    if vocabulary is not None:
+        config.pre_wrap_hooks.append(partial(mask_padding, vocabulary))
     return config
 
 
@@ -28,10 +36,14 @@ class ForwardStep:
     """Megatron's forward step function for GPT pretraining.
 
     Called with (data iterator, model); returns the model's output and the function that turns it into a loss.
+
+    Args:
+        args: checked arguments.
+        vocabulary: true size; with it, other token ids in the data are an error.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+    def __init__(self, args: argparse.Namespace, vocabulary: int | None = None) -> None:
+        self._args, self._vocabulary = args, vocabulary
         self._groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
 
     def __call__(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, model: Any) -> tuple[torch.Tensor, Any]:
@@ -59,7 +71,10 @@ class ForwardStep:
         batch: dict[str, Any] = {}
         if groups.tp.rank() == 0:
             assert data_iterator is not None
-            batch = {key: value.to(megatron.device(), non_blocking=True) for key, value in next(data_iterator).items()}
+            loaded = next(data_iterator)
+            if self._vocabulary is not None:
+                check_ids(loaded, self._vocabulary)
+            batch = {key: value.to(megatron.device(), non_blocking=True) for key, value in loaded.items()}
             batch.setdefault("attention_mask", None)
         return megatron.get_batch_on_this_tp_rank(
             batch,

@@ -8,13 +8,15 @@ starts from the same model.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from megatron_async import megatron
 from megatron_async.models.naming import global_names
+from megatron_async.models.vocabulary import true_rows
 
 _METHODS = ("init_method", "output_layer_init_method", "embedding_init_method")
 
@@ -26,10 +28,11 @@ class LayoutIndependentInit:
 
     Args:
         seed: Megatron's `--seed`.
+        vocabulary: its true size, where it is known: rows that pad it are 0 and change no other row.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, vocabulary: int | None = None) -> None:
+        self._seed, self._vocabulary = seed, vocabulary
         self._draws: dict[int, Draw] = {}
 
     def watch(self, config: Any) -> None:
@@ -45,7 +48,8 @@ class LayoutIndependentInit:
             for name, param in global_names(chunk):
                 draw = self._draws.get(id(param)) or getattr(param, "initial_draw", None)
                 if draw is not None:
-                    _fill(param, draw, self._generator(name, param.device))
+                    rows = partial(true_rows, name, vocabulary=self._vocabulary)
+                    _fill(param, draw, self._generator(name, param.device), rows)
         self._draws.clear()
         return chunks
 
@@ -62,16 +66,18 @@ class LayoutIndependentInit:
 
 
 @torch.no_grad()
-def _fill(param: torch.nn.Parameter, draw: Draw, generator: torch.Generator) -> None:
-    """Draw the whole weight and keep this rank's part of it."""
+def _fill(
+    param: torch.nn.Parameter, draw: Draw, generator: torch.Generator, rows: Callable[[Sequence[int]], int]
+) -> None:
+    """Draw the whole weight, as many rows as stand for something, and keep this rank's part of it."""
     world, rank = megatron.tensor_parallel_place(param)
     dim = getattr(param, "partition_dim", -1)
     parts = world if getattr(param, "tensor_model_parallel", False) and dim >= 0 else 1
     shape = list(param.shape)
     shape[dim] *= parts
-    whole = torch.empty(shape, dtype=torch.float32, device=param.device)
+    whole = torch.zeros(shape, dtype=torch.float32, device=param.device)
     with _default_generator(whole.device, generator):
-        draw(whole)
+        draw(whole[: rows(shape)])
     if parts > 1:
         # Megatron cuts a weight of stride s into s blocks, and a fused projection into its sections, and gives every
         # rank its share of each.

@@ -73,6 +73,11 @@ class Oracle:
                 for tensor, values in newest.items():
                     tensor.copy_(values if torch.equal(tensor, used[tensor]) else values + (tensor - used[tensor]))
 
+    def biases(self) -> list[list[torch.Tensor]]:
+        """Buffers that move with the weights of each norm group."""
+        groups = [list(group.biases) for group in self._groups]
+        return [[bias for group in groups for bias in group]] if self._one_norm else groups
+
     def record(self) -> None:
         """Note the weights after an update as the newest version."""
         for tensor, versions in self._history.items():

@@ -76,12 +76,14 @@ class Hooks:
         before_update: called just before the update of a chunk and batch.
         shared: numbers to be summed over all ranks with the reductions of a chunk and batch.
         updated: called after each update; may return a batch after which the segment ends early.
+        computes: called before each forward and backward, with the number of the batch that it is for.
     """
 
     losses: Callable[[int, Sequence[dict[str, torch.Tensor]]], None]
     before_update: Callable[[int, int], None]
     shared: Callable[[int, int], Sequence[float]]
     updated: Callable[[UpdateReport], int | None]
+    computes: Callable[[int], None] = lambda batch: None
 
 
 class StageFailure(RuntimeError):
@@ -169,6 +171,7 @@ class Executor:
             source.requires_grad_()
         chunk.weights.use(action.version)
         chunk.routers.use(batch)
+        self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("F", **labels):
             output, tokens = megatron.forward_step(
@@ -203,6 +206,7 @@ class Executor:
         chunk.weights.use(action.version)
         chunk.gradients.use(batch)
         chunk.routers.use(batch)
+        self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("B", **labels):
             source_gradient = megatron.backward_step(source, output, gradient, self._config)

@@ -2,6 +2,7 @@
 """Device values on their way to the host, without stopping the device."""
 
 import torch
+import torch.distributed as dist
 
 
 class HostValues:
@@ -27,3 +28,33 @@ class HostValues:
         if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()
+
+
+class ReducedValues:
+    """Values on their way through a collective operation, then to the host; nothing waits for them before `read`.
+
+    Args:
+        values: a 1-D tensor, complete when `work` is.
+        work: the operation; None where there was none to start.
+    """
+
+    def __init__(self, values: torch.Tensor, work: dist.Work | None) -> None:
+        self._values, self._work = values, work
+        self._host: HostValues | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        if self._host is None and (self._work is None or self._work.is_completed()):
+            self._host = self._fetch()
+        return self._host is not None and self._host.ready
+
+    def read(self) -> list[float]:
+        if self._host is None:
+            self._host = self._fetch()
+        return self._host.read()
+
+    def _fetch(self) -> HostValues:
+        if self._work is not None:
+            self._work.wait()
+        return HostValues(self._values)

@@ -21,6 +21,7 @@ from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training import expert_balance
 from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLoss
 from megatron_async.training.phases import Phases
@@ -87,6 +88,7 @@ class Loop:
         self._correction = corrections.make(args.staleness_correction, args.correction_strength, optimizer)
         if self._statistics is not None:
             self._statistics.close()
+        self._balance = expert_balance.make(self._config, model)
         self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
         self._optimizers = _by_chunk(args, optimizer)
@@ -201,7 +203,11 @@ class Loop:
             data_iterators=train_data if isinstance(train_data, list) else [train_data],
             phases=self._phases,
             hooks=Hooks(
-                losses=self._losses, before_update=self._before_update, shared=self._shared, updated=self._updated
+                losses=self._losses,
+                before_update=self._before_update,
+                shared=self._shared,
+                updated=self._updated,
+                computes=self._computes,
             ),
             timeline=self.timeline,
         )
@@ -217,6 +223,10 @@ class Loop:
 
     def _losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         self.metrics.loss(batch + 1, PendingLoss([part["lm loss"] for part in losses], self._data_parallel_group))
+
+    def _computes(self, batch: int) -> None:
+        if self._balance is not None:
+            self._balance.use(batch)
 
     def _staleness(self, batch: int, values: Mapping[str, float]) -> None:
         self.metrics.extra(batch + 1, KnownValues(values))
@@ -255,6 +265,8 @@ class Loop:
         if self._statistics is not None and (batch + 1) % self._args.log_update_statistics == 0:
             self._statistics.active = False
             self.metrics.extra(batch + 1, self._statistics.reduce())
+        if self._balance is not None:
+            self.metrics.extra(batch + 1, self._balance.reduce(batch))
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)
         skipped = any(report.skipped for report in reports)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from megatron_async.pipeline.host import HostValues
+from megatron_async.pipeline.host import ReducedValues
 from megatron_async.training.faults import LossSpikes, samples
 
 
@@ -36,6 +36,17 @@ class Scale:
     train_iters: int
 
 
+# Of models with experts: their log line, tensorboard and wandb have Megatron's names for the losses.
+_BALANCE = (
+    "load_balancing_loss",
+    "seq_load_balancing_loss",
+    "global_load_balancing_loss",
+    "z_loss",
+    "expert_imbalance",
+    "idle_experts",
+)
+
+
 class PendingLoss:
     """A batch's loss, summed over data-parallel ranks in the background.
 
@@ -45,28 +56,18 @@ class PendingLoss:
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        self._sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
-        self._work = dist.all_reduce(self._sums, group=group, async_op=True) if group.size() > 1 else None
-        self._values: HostValues | None = None
+        sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
+        work = dist.all_reduce(sums, group=group, async_op=True) if group.size() > 1 else None
+        self._sums = ReducedValues(sums, work)
 
     @property
     def ready(self) -> bool:
-        if self._values is None and (self._work is None or self._work.is_completed()):
-            self._fetch()
-        return self._values is not None and self._values.ready
+        return self._sums.ready
 
     def read(self) -> tuple[float, float]:
         """Token-weighted mean loss and the number of tokens; waits if it must."""
-        if self._values is None:
-            self._fetch()
-        assert self._values is not None
-        total, tokens = self._values.read()
+        total, tokens = self._sums.read()
         return (total / tokens if tokens else 0.0), tokens
-
-    def _fetch(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-        self._values = HostValues(self._sums)
 
 
 class Pending(Protocol):
@@ -131,10 +132,15 @@ class MetricsFile:
 
 def _json_line(row: Mapping[str, Any]) -> str:
     """One line of JSON; numbers that JSON does not have (NaN, infinity) become null."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-    }
-    return json.dumps(finite) + "\n"
+    return json.dumps(_finite(row)) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
 
 
 def _rows_until(file: Path, iteration: int) -> list[dict[str, Any]]:
@@ -160,6 +166,7 @@ class Metrics:
         metrics_file: None for none, and on every rank but the logging one.
         writer, wandb: tensorboard's SummaryWriter and the wandb module, or None.
         log_interval: batches between log lines.
+        log_layers: whether tensorboard and wandb get the experts' balance of each layer too.
         speak: whether this is the logging rank.
     """
 
@@ -172,10 +179,11 @@ class Metrics:
         writer: Any,
         wandb: Any,
         log_interval: int,
+        log_layers: bool = False,
         speak: bool,
     ) -> None:
         self._scale, self._file, self._writer, self._wandb = scale, metrics_file, writer, wandb
-        self._log_interval, self._speak = log_interval, speak
+        self._log_interval, self._log_layers, self._speak = log_interval, log_layers, speak
         self._losses: dict[int, PendingLoss] = {}
         self._extras: dict[int, list[Pending]] = {}
         self._batches: deque[BatchNumbers] = deque()
@@ -223,8 +231,9 @@ class Metrics:
         if self._speak:
             self._say(f" {text}")
 
-    def close(self) -> None:
-        self.flush(wait=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Write out complete batches and end; do not `wait` where other ranks may never send their part."""
+        self.flush(wait=wait)
         if self._progress is not None:
             self._progress.stop()
         if self._file is not None:
@@ -282,6 +291,14 @@ class Metrics:
             "bubble_share": "pipeline-bubble-share",
         }
         values = {name: row[key] for key, name in names.items() if row[key] is not None}
+        values |= {name: row[name] for name in _BALANCE if name in row}
+        if self._log_layers:
+            # Megatron numbers layers from 0 in these names.
+            values |= {
+                f"moe/{name}_layer_{int(layer) - 1}": value
+                for layer, balance in row.get("moe_layers", {}).items()
+                for name, value in balance.items()
+            }
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, row["iteration"])
@@ -290,6 +307,7 @@ class Metrics:
 
     def _line(self, row: Mapping[str, Any]) -> str:
         bubble = "" if row["bubble_share"] is None else f" pipeline bubble: {row['bubble_share']:.1%} |"
+        balance = "".join(f" {name.replace('_', ' ')}: {row[name]:.6G} |" for name in _BALANCE if name in row)
         return (
             f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._scale.train_iters:8d} |"
             f" consumed samples: {row['consumed_samples']:12d} |"
@@ -298,7 +316,7 @@ class Metrics:
             f" tokens per second: {row['tokens_per_s']:.0f} |"
             f" learning rate: {row['learning_rate']:.6E} |"
             f" global batch size: {self._scale.global_batch_size:5d} |"
-            f" lm loss: {row['lm_loss']:.6E} | grad norm: {row['grad_norm']:.3f} |{bubble}"
+            f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
             f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
         )
 

@@ -17,12 +17,14 @@ import torch.distributed as dist
 import megatron_async
 from megatron_async import megatron
 from megatron_async.checkpoint import compatibility, folder
+from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.models import gpt
 from megatron_async.optim import registry
 from megatron_async.training import trace
 from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
+from megatron_async.training.faults import TooManySkips
 from megatron_async.training.loop import Loop
 from megatron_async.training.metrics import Metrics, MetricsFile, Scale
 from megatron_async.training.signals import StopRequests
@@ -36,8 +38,13 @@ def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
         status = loop.run()
         if args.trace_file:
             trace.write(args.trace_file, loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
-    finally:
+    except (JointError, TooManySkips):  # of every rank, between batches: all numbers will come
         loop.metrics.close()
+        raise
+    except BaseException:
+        loop.metrics.close(wait=False)
+        raise
+    loop.metrics.close()
     stops.ignore()
     close()
     return status
@@ -63,7 +70,9 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
             print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
     megatron.update_train_iters(args)
     registry.register(args)
-    container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args))
+    # Kept with the arguments in every checkpoint: exported tables have as many rows.
+    vocabulary = args.tokenizer_vocab_size = int(megatron.get_tokenizer().vocab_size)
+    container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
     with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
         model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
     megatron.complete_layer_wise(optimizer, container.optimizer)
@@ -78,7 +87,7 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        forward_step=_forward_step(args, model),
+        forward_step=_forward_step(args, model, vocabulary),
         train_data=train_data,
         valid_data=valid_data,
         checkpoints=checkpoints,
@@ -87,9 +96,9 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
     )
 
 
-def _forward_step(args: argparse.Namespace, model: list[Any]) -> Any:
+def _forward_step(args: argparse.Namespace, model: list[Any], vocabulary: int) -> Any:
     if args.emulate_compute_ms is None:
-        return gpt.ForwardStep(args)
+        return gpt.ForwardStep(args, vocabulary)
     message = activations(args, megatron.get_model_config(model[0]))
     return EmulatedForwardStep(
         EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
@@ -166,6 +175,7 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         writer=megatron.get_tensorboard_writer(),
         wandb=megatron.get_wandb_writer(),
         log_interval=args.log_interval,
+        log_layers=args.moe_per_layer_logging,
         speak=speak,
     )
 

@@ -86,6 +86,7 @@ class MegatronSteps:
         self._forward_backward = megatron.get_forward_backward_func()
         self._replays = [fresh.Replay(iterator) for iterator in training.data_iterators] if oracle else []
         self._adams = list(first_moments)
+        self._biases = oracle.biases() if oracle else [_router_biases(training.model)]
 
     @property
     def histories(self) -> Sequence[History]:
@@ -104,6 +105,8 @@ class MegatronSteps:
         measures = oracle is not None and self._measures(batch)
         newest = self._fresh_gradients(batch) if oracle and (measures or self._adams) else {}
         self._clear_gradients()
+        biases = [[bias.clone() for bias in group] for group in self._biases]
+        training.hooks.computes(batch)
         with oracle.stale() if oracle else contextlib.nullcontext():
             losses = self._forward_and_backward(batch)
         for replay in self._replays:
@@ -119,13 +122,21 @@ class MegatronSteps:
         with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0):
             groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
             skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
+            self._put_back(biases, skipped)
         if oracle:
             oracle.record()
         elif self._oracle:
             self._oracle.restart()
         shared = torch.tensor(training.hooks.shared(0, batch), dtype=torch.float64, device=megatron.device())
         dist.all_reduce(shared)
-        return training.hooks.updated(UpdateReport(0, batch, grad_norm, skipped, tuple(shared.tolist())))
+        return training.hooks.updated(UpdateReport(0, batch, grad_norm, any(skipped), tuple(shared.tolist())))
+
+    def _put_back(self, biases: Sequence[Sequence[torch.Tensor]], skipped: Sequence[bool]) -> None:
+        """Undo what Megatron has moved at the end of the backward passes, where there is no update to go with it."""
+        for group, before, skip in zip(self._biases, biases, skipped, strict=True):
+            if skip:
+                for bias, value in zip(group, before, strict=True):
+                    bias.copy_(value)
 
     def _measures(self, batch: int) -> bool:
         interval = self._training.args.log_update_statistics
@@ -160,6 +171,12 @@ class MegatronSteps:
                 decoder_seq_length=training.args.decoder_seq_length,
                 forward_only=False,
             )
+
+
+def _router_biases(model: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """Buffers that Megatron moves once for each batch to balance the experts."""
+    names = (".expert_bias", ".qb_beta")
+    return [buffer for chunk in model for name, buffer in chunk.named_buffers() if name.endswith(names)]
 
 
 SCHEDULES = {"2bw": two_bw, "wpipe": wpipe, "pipedream": pipedream}

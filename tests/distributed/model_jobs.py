@@ -3,6 +3,7 @@
 
 import multiprocessing
 from collections.abc import Sequence
+from typing import Any
 
 from tests.distributed.jobs import Outcome, _observe
 
@@ -36,3 +37,21 @@ def first_losses(arguments: Sequence[str]) -> list[float]:
     """Losses of a run, empty on ranks without the loss. Saving needs a helper process, which a daemon may not start."""
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return train(arguments).losses
+
+
+def train_on_other_tokens(arguments: Sequence[str], shift: int) -> Outcome:
+    """Train on data whose token ids are larger than the tokenizer's by `shift`."""
+    from megatron_async.training import run
+    from tests.distributed import jobs
+
+    build = run._data_iterators
+
+    def shifted(args: Any) -> tuple[Any, Any]:
+        train_data, valid_data = build(args)
+        return ({**sample, "tokens": sample["tokens"] + shift} for sample in train_data), valid_data
+
+    run._data_iterators = shifted
+    try:
+        return jobs.train(arguments)
+    finally:
+        run._data_iterators = build

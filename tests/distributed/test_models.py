@@ -74,14 +74,43 @@ def test_linear_attention_tensor_parallel_without_sequence_parallel(pool):
         np.testing.assert_allclose(outcome.losses, expected.losses, rtol=GROWN, atol=ATOL)
 
 
-def test_hybrid_under_the_delay(pool):
-    model = f"--model moe-10b-hybrid-mini {SHORT['moe-10b-hybrid-mini']} --staleness-correction error-feedback"
+DELAYED = {
+    "PP2": (2, ""),
+    "PP2xTP2": (4, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "PP2xEP2": (4, "--expert-model-parallel-size 2"),
+}
+# The dense models have odd numbers of heads, which two tensor-parallel ranks cannot share.
+EVEN_HEADS = {
+    "smollm2-135m-mini": "--num-attention-heads 6 --num-query-groups 2",
+    "smollm2-360m-mini": "--num-attention-heads 10 --num-query-groups 2",
+}
+
+
+@pytest.mark.parametrize("layout", DELAYED)
+@pytest.mark.parametrize("name", MINIATURES)
+def test_every_model_under_the_delay(pool, name, layout):
+    if "EP" in layout and "num_experts" not in PRESETS[name].arguments:
+        pytest.skip("a dense model has no experts to distribute")
+    ranks, split = DELAYED[layout]
+    heads = EVEN_HEADS.get(name, "") if "TP" in layout else ""
+    model = f"--model {name} {SHORT.get(name, '')} {heads} --staleness-correction error-feedback"
     (expected,) = train(pool, f"{model} --gradient-delay 1", 1)
-    split = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
-    for outcome in train(pool, f"{model} {split}", 2):
-        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=RTOL, atol=ATOL)
+    pipeline = f"{model} {split} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
+    for outcome in train(pool, pipeline, ranks):
+        np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=GROWN, atol=ATOL)
         if outcome.losses:
-            np.testing.assert_allclose(outcome.losses, expected.losses, rtol=RTOL, atol=ATOL)
+            np.testing.assert_allclose(outcome.losses, expected.losses, rtol=GROWN, atol=ATOL)
+        for weight, value in outcome.weights.items():
+            if value.shape == expected.weights[weight].shape:
+                np.testing.assert_allclose(value, expected.weights[weight], rtol=GROWN, atol=GROWN, err_msg=weight)
+
+
+def test_hybrid_in_bf16_stays_finite(pool):
+    """Decays, their sums and the state are fp32 whatever the weights are."""
+    model = f"--model moe-10b-hybrid-mini {SHORT['moe-10b-hybrid-mini']} --bf16 --train-iters 100 --global-batch-size 1"
+    (outcome,) = train(pool, model, 1)
+    assert not any(outcome.skipped) and np.isfinite(outcome.grad_norms).all() and len(outcome.losses) == 100
+    assert np.mean(outcome.losses[-10:]) < 0.9 * np.mean(outcome.losses[:10])
 
 
 def test_document_boundaries_hold_on_every_stage(pool):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-HIDDEN, HEADS, LAYERS, SEQUENCE = 32, 4, 4, 16
+HIDDEN, HEADS, LAYERS, SEQUENCE, VOCABULARY = 32, 4, 4, 16, 61
 BATCHES, BATCH_SIZE, WARMUP, PEAK, FLOOR, DECAY, CLIP = 6, 8, 2, 0.02, 0.002, 0.1, 1.0
 
 ARGUMENTS = (
@@ -48,7 +48,7 @@ def decoder(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Ten
         gate, up = (rms_norm(x, w["pre_mlp_layernorm.weight"]) @ w["mlp.linear_fc1.weight"].T).chunk(2, dim=-1)
         x = x + (F.silu(gate) * up) @ w["mlp.linear_fc2.weight"].T
     x = rms_norm(x, weights["decoder.final_layernorm.weight"])
-    return x @ weights["output_layer.weight"].T
+    return x @ weights["output_layer.weight"][:VOCABULARY].T
 
 
 def learning_rate(step: int) -> float:

@@ -6,9 +6,15 @@ import pytest
 RECIPE = "--optimizer muon --staleness-correction error-feedback --pipeline-model-parallel-size 2 --train-iters 8"
 
 
+EXPERTS = (
+    "--num-experts 4 --moe-ffn-hidden-size 32 --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+    "--moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.01 --moe-token-dispatcher-type alltoall"
+)
+
+
 @pytest.mark.parametrize(
     ("ranks", "schedule"),
-    [(2, "2bw"), (4, "2bw"), (2, "wpipe --untie-embeddings-and-output-weights")],
+    [(2, "2bw"), (4, "2bw"), (2, "wpipe --untie-embeddings-and-output-weights"), (2, f"2bw {EXPERTS}")],
 )
 def test_nothing_waits_across_stages(pool, ranks, schedule):
     arguments = f"{RECIPE} --pipeline-schedule {schedule}"

@@ -49,7 +49,8 @@ def export(
     """
     found = one_process.latest(checkpoint)
     args = one_process.arguments_of(found)
-    architecture = from_arguments(args, vocabulary or args.vocab_size or args.padded_vocab_size)
+    known = getattr(args, "tokenizer_vocab_size", None) or args.vocab_size or args.padded_vocab_size
+    architecture = from_arguments(args, vocabulary or known)
     if architecture.vocabulary > args.padded_vocab_size:
         raise ConversionProblems(
             [f"vocabulary {architecture.vocabulary} is larger than the checkpoint's table of {args.padded_vocab_size}."]

@@ -116,6 +116,27 @@ def test_gate_one_is_the_ungated_rule():
         assert_close(outputs[:, t], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [64, 200])
+@pytest.mark.parametrize("kind", ["equal", "opposite", "tiny"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_of_norm_one_are_always_finite(length, kind, dtype):
+    """The hardest systems: every key along one line, written at full strength, nothing forgotten."""
+    query, key, value, log_decay, beta = (x.detach() for x in inputs(length, dtype=dtype))
+    one = key[:, :1].expand_as(key).clone()
+    if kind == "opposite":
+        one[:, ::2] *= -1
+    if kind == "tiny":  # the norm's epsilon is all there is
+        one = l2_normalize(one * 1e-8)
+    tensors = [query, one, value, torch.zeros_like(log_decay), torch.ones_like(beta)]
+    tensors = [x.requires_grad_() for x in tensors]
+    outputs, state, grads = gradients(gated_delta_rule, tensors)
+    expected, expected_state, _ = gradients(recurrence, tensors)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    assert_close(outputs.float(), expected, **close)
+    assert_close(state, expected_state, **close)
+    assert all(bool(grad.isfinite().all()) for grad in grads)
+
+
 def test_beta_zero_gives_zero():
     query, key, value, log_decay, beta = inputs(70)
     outputs, state = gated_delta_rule(query, key, value, log_decay, torch.zeros_like(beta))

@@ -1,0 +1,71 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The rows that pad the vocabulary take no part.
+
+Megatron pads the embedding table to a multiple that grows with the tensor-parallel size. Left in the softmax, the
+padded rows would change the loss from one layout to another; here their logits are those of impossible tokens, so the
+loss, its gradient and the predictions depend on the true vocabulary alone. Token ids outside it are an error: the
+embedding would answer with a padded row, and the loss of such a label would be silently wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from megatron_async import megatron
+
+TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Parameters with one row for each token of the vocabulary, and padding."""
+
+
+def mask_padding(vocabulary: int, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Let the output layer of the chunk that has one give padded tokens the lowest logit there is.
+
+    Args:
+        vocabulary: true size, without padding.
+        chunks: unwrapped model chunks of this rank; they are returned.
+    """
+    for chunk in chunks:
+        head = getattr(chunk, "output_layer", None)
+        if head is None:
+            continue
+        width = head.output_size_per_partition
+        first = megatron.mpu.get_tensor_model_parallel_rank() * width
+        true_columns = min(max(vocabulary - first, 0), width)
+        if true_columns < width:
+            head.register_forward_hook(partial(_mask, true_columns))
+    return chunks
+
+
+@torch.no_grad()
+def _mask(true_columns: int, head: torch.nn.Module, inputs: Any, outputs: tuple[torch.Tensor, Any]) -> None:
+    """In place and unseen by autograd: the gradient of these logits is their probability, which is 0."""
+    logits = outputs[0].detach()
+    logits[..., true_columns:] = torch.finfo(logits.dtype).min
+
+
+def check_ids(batch: Mapping[str, torch.Tensor], vocabulary: int) -> None:
+    """Check the token ids of a micro-batch while they are still on the host.
+
+    Raises:
+        ValueError: an id is not in the vocabulary; the message has both numbers.
+    """
+    wrong = {key: _outside(batch[key], vocabulary) for key in ("tokens", "labels") if key in batch}
+    for key, value in wrong.items():
+        if value is not None:
+            raise ValueError(
+                f"the data hold token id {value} (in {key}), but the tokenizer has {vocabulary} tokens, 0 to "
+                f"{vocabulary - 1}. Prepare the data with the tokenizer of this run (--tokenizer-type, "
+                "--tokenizer-model, --vocab-size), or give the one that they were made with."
+            )
+
+
+def _outside(ids: torch.Tensor, vocabulary: int) -> int | None:
+    low, high = (int(value) for value in torch.aminmax(ids))
+    return high if high >= vocabulary else low if low < 0 else None
+
+
+def true_rows(name: str, shape: Sequence[int], vocabulary: int | None) -> int:
+    """How many rows of a whole parameter stand for something: all, but for padded tables."""
+    return min(vocabulary, shape[0]) if vocabulary is not None and name in TABLES else shape[0]

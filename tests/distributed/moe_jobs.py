@@ -1,0 +1,189 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs about mixtures of experts for the worker pool."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.distributed.jobs import BASE
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Routing:
+    """What happened to the routers of one rank, batch by batch.
+
+    Attributes:
+        rows: what the metrics file says about the batch; empty where it is not written.
+        counts: tokens of each expert over all ranks, [layers, experts].
+        biases: of the routers on this rank after the batch, by layer number.
+        skipped: whether the batch had no update.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[Array] = field(default_factory=list)
+    biases: list[dict[int, Array]] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+
+
+def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
+    """Train; in batch `bad_batch` the loss is not a number."""
+    from megatron_async import arguments as command_line
+    from megatron_async.training import run
+
+    args = command_line.parse([*BASE, *arguments])
+    routing = Routing()
+    with _loss_that_is_no_number(bad_batch, args.global_batch_size // args.micro_batch_size // args.data_parallel_size):
+        loop = run.build(args)
+        assert loop._balance is not None
+        pending = _observe(loop, routing)
+        loop.run()
+    for balance in pending:
+        sums = np.array(balance._sums.read()).reshape(len(balance._layers), -1)
+        routing.counts.append(sums[:, len(balance._losses) :])
+    loop.metrics.close()
+    run.close()
+    return routing
+
+
+def _observe(loop: Any, routing: Routing) -> list[Any]:
+    """Note what happens in `routing`; return the list that will hold the balance of every batch."""
+    routers, pending = _routers(loop.model), []
+    reduce, batch, write = loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers
+
+    def on_reduce(number: int) -> Any:
+        pending.append(reduce(number))
+        return pending[-1]
+
+    def on_batch(numbers: Any) -> None:
+        routing.skipped.append(numbers.skipped)
+        routing.biases.append({number: router.expert_bias.numpy().copy() for number, router in routers.items()})
+        batch(numbers)
+
+    def on_row(row: dict[str, Any]) -> None:
+        routing.rows.append(row)
+        write(row)
+
+    loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers = on_reduce, on_batch, on_row
+    return pending
+
+
+def _routers(model: Sequence[Any]) -> dict[int, Any]:
+    return {
+        module.layer_number: module
+        for chunk in model
+        for module in chunk.modules()
+        if getattr(module, "expert_bias", None) is not None
+    }
+
+
+@contextmanager
+def _loss_that_is_no_number(bad_batch: int, microbatches: int) -> Iterator[None]:
+    calls = 0
+
+    def poisoned(total: Any) -> Any:
+        nonlocal calls
+        batch, calls = calls // microbatches, calls + 1
+        return total * float("nan") if batch == bad_batch else total
+
+    with _changed_loss(poisoned):
+        yield
+
+
+@contextmanager
+def _changed_loss(change: Callable[[Any], Any]) -> Iterator[None]:
+    from megatron_async.models import gpt
+
+    original: Callable[..., Any] = gpt.loss
+
+    def changed(*values: Any) -> Any:
+        total, *others = original(*values)
+        return (change(total), *others)
+
+    gpt.loss = changed  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        gpt.loss = original
+
+
+def updates_without_a_main_loss(arguments: Sequence[str]) -> dict[str, Array]:
+    """By how much training changes each weight of this rank where the routers' losses are all there is."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+
+    def weights() -> dict[str, Array]:
+        chunks = megatron.unwrap_model(loop.model)
+        return {name: param.detach().numpy().copy() for chunk in chunks for name, param in global_names(chunk)}
+
+    with _changed_loss(lambda total: total * 0.0):
+        loop = run.build(command_line.parse([*BASE, *arguments]))
+        before = weights()
+        loop.run()
+        updates = {name: after - before[name] for name, after in weights().items()}
+    loop.metrics.close()
+    run.close()
+    return updates
+
+
+@dataclass
+class Experts:
+    """Losses, and expert weights by name before and after training, of a run in which some experts are idle."""
+
+    losses: list[float]
+    before: dict[str, Array]
+    after: dict[str, Array]
+
+
+def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
+    """Train while every router sends all tokens to the first half of its experts; freed memory is not a number."""
+    import torch
+
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.models.naming import global_names
+    from megatron_async.training import run
+    from tests.distributed.jobs import Outcome
+    from tests.distributed.jobs import _observe as observe
+
+    def experts() -> dict[str, Any]:
+        chunks = megatron.unwrap_model(loop.model)
+        return {name: param for chunk in chunks for name, param in global_names(chunk) if ".experts." in name}
+
+    def copies() -> dict[str, Array]:
+        return {name: param.detach().numpy().copy() for name, param in experts().items()}
+
+    set_up = megatron.setup_model_and_optimizer
+
+    def one_sided(container: Any) -> Any:
+        model, *others = set_up(container)
+        for router in _routers(model).values():
+            router.expert_bias[: len(router.expert_bias) // 2] = 10.0
+        return (model, *others)
+
+    megatron.setup_model_and_optimizer = one_sided
+    try:
+        loop, outcome = run.build(command_line.parse([*BASE, *arguments])), Outcome()
+    finally:
+        megatron.setup_model_and_optimizer = set_up
+    observe(loop, outcome)
+    report = loop.metrics.batch
+
+    def poison(numbers: Any) -> None:
+        for size in (2**power for power in range(4, 16)):
+            torch.full((size,), float("nan"))
+        report(numbers)
+
+    loop.metrics.batch = poison
+    before = copies()
+    loop.run()
+    found = Experts(outcome.losses, before, copies())
+    loop.metrics.close()
+    run.close()
+    return found
