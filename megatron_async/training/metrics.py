@@ -80,6 +80,41 @@ class Pending(Protocol):
         """The values by their names in the metrics file."""
 
 
+class PendingLargestLogit:
+    """The largest attention logit of a batch, on its way over all ranks.
+
+    Args:
+        parts: largest logits of this rank's model chunks, any shape.
+        group: process group of its own over all ranks; None for a single one.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+        lowest = parts[0].new_full((1,), -torch.inf)  # of a rank without softmax attention
+        self._largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
+        self._work: dist.Work | None = None
+        if group is not None:
+            self._work = dist.all_reduce(self._largest, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        self._values: HostValues | None = None
+
+    @property
+    def ready(self) -> bool:
+        if self._values is None and (self._work is None or self._work.is_completed()):
+            self._fetch()
+        return self._values is not None and self._values.ready
+
+    def read(self) -> Mapping[str, Any]:
+        """`max_attention_logit`, under the batch's weights, before any clip."""
+        if self._values is None:
+            self._fetch()
+        assert self._values is not None
+        return {"max_attention_logit": self._values.read()[0]}
+
+    def _fetch(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        self._values = HostValues(self._largest)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownValues:
     """Values that are here already."""
