@@ -56,8 +56,7 @@ class UpdateStatistics:
 
     An update is the whole change of the master weights, correction included. The correction is what comes after the
     optimizer's own step: k (u_b - u_(b-1)) for error feedback, k v for weight prediction, nothing for corrections of
-    the gradient. QK-clip comes later and is in neither. While a measured step runs, two copies of a piece of the weights
-    are alive.
+    the gradient. QK-clip comes later and is in neither. While a measured step runs, two copies of a piece are alive.
 
     Args:
         optimizers: torch optimizers. Make this before their correction, and call `close` after it, so that the hooks

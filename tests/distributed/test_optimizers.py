@@ -345,7 +345,10 @@ WRONG = {
     "--optimizer adam --optimizer-for qkv=muon": ["--optimizer adam steps on every parameter"],
     "--optimizer muon --optimizer-for qkv=adam --optimizer-for matrix=adam --optimizer-for expert=adam "
     "--optimizer-for delta-in=adam --optimizer-for delta-out=adam": ["gives all of its roles away"],
-    "--optimizer muon --qk-clip --qk-clip-alpha 1 --qk-layernorm": ["--qk-clip-alpha 1.0", "--qk-layernorm.*normalized"],
+    "--optimizer muon --qk-clip --qk-clip-alpha 1 --qk-layernorm": [
+        "--qk-clip-alpha 1.0",
+        "--qk-layernorm.*normalized",
+    ],
     "--optimizer muon --qk-clip-threshold 50": ["--qk-clip-threshold without --qk-clip"],
     "--optimizer muon --muon-tp-mode distributed": ["--muon-tp-mode distributed is not covered"],
     "--optimizer muon --muon-num-ns-steps 0": ["--muon-num-ns-steps 0: allowed: integers >= 1"],

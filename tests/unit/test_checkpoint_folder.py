@@ -142,7 +142,12 @@ def test_manifest_in_another_format(tmp_path):
 
 
 def arguments(**changes: object) -> argparse.Namespace:
-    defaults = {"no_load_optim": False, "staleness_correction": "none", "override_opt_param_scheduler": False, "ckpt_step": None}
+    defaults = {
+        "no_load_optim": False,
+        "staleness_correction": "none",
+        "override_opt_param_scheduler": False,
+        "ckpt_step": None,
+    }
     return argparse.Namespace(
         **(defaults | SAVED | {"use_checkpoint_opt_param_scheduler": False, "lr_decay_iters": None} | changes)
     )

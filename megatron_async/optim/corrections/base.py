@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE, is_part, step_in_pieces
+from megatron_async.optim.corrections.pieces import is_part, step_in_pieces
 
 
 class Correction:
