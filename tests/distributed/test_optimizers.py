@@ -97,7 +97,7 @@ def test_layer_wise_distributed_optimizer(pool, reference, optimizer):
     assert difference(pipeline, reference(recipe), norms=True) <= TOLERANCE
 
 
-CLIP = "--qk-clip --qk-clip-threshold 0.5 --qk-clip-alpha 0.4 --group-query-attention --num-query-groups 2"
+CLIP = "--qk-clip --qk-clip-threshold 0.06 --qk-clip-alpha 0.4 --group-query-attention --num-query-groups 2"
 WPIPE = "--pipeline-model-parallel-size 2 --pipeline-schedule wpipe"
 # Name: arguments of both runs, layout, ranks.
 CLIPPED = {
@@ -129,7 +129,7 @@ def test_qk_clip_equals_the_oracle(pool, reference, name):
     pipeline = train(pool, f"{recipe} {layout}", ranks)
     assert difference(pipeline, expected, norms=True) <= (2e-2 if "bf16" in recipe else TOLERANCE)
     if "bf16" not in recipe and "wpipe" not in layout:
-        free = reference(recipe.replace("--qk-clip-threshold 0.5", "--qk-clip-threshold 1e9"))
+        free = reference(recipe.replace("--qk-clip-threshold 0.06", "--qk-clip-threshold 1e9"))
         assert difference([expected], free, norms=True) > 1e-3, "nothing was clipped"
 
 
@@ -142,20 +142,23 @@ def test_qk_clip_that_never_clips_is_none_to_the_last_bit(pool):
         assert all(np.array_equal(weight, right.weights[key]) for key, weight in left.weights.items())
 
 
-def test_attention_logits_stay_where_qk_clip_holds_them(pool, tmp_path: Path):
-    """Without the clip they grow far beyond the threshold."""
+def test_attention_logits_come_down_where_qk_clip_is_on(pool, tmp_path: Path):
+    """At a high rate they outgrow the threshold within the delay, and are brought back; without the clip they go on."""
+    recipe = "--optimizer muon --train-iters 14 --lr 0.1 --lr-decay-style constant"
+    clip = "--qk-clip --qk-clip-threshold 0.5"
     largest = {}
-    for name, clip, layout, ranks in [
-        ("free", "--log-max-attention-logit", PIPELINE, 2),
-        ("clipped", "--qk-clip --qk-clip-threshold 0.5", PIPELINE, 2),
-        ("oracle", "--qk-clip --qk-clip-threshold 0.5", "--gradient-delay 1", 1),
+    for name, extra, layout, ranks in [
+        ("free", "--log-max-attention-logit", "--gradient-delay 1", 1),
+        ("clipped", clip, PIPELINE, 2),
+        ("oracle", clip, "--gradient-delay 1", 1),
     ]:
         file = tmp_path / f"{name}.jsonl"
-        train(pool, f"--optimizer muon --train-iters 12 {clip} {layout} --metrics-file {file}", ranks)
+        train(pool, f"{recipe} {extra} {layout} --metrics-file {file}", ranks)
         largest[name] = [json.loads(line)["max_attention_logit"] for line in file.read_text().splitlines()[1:]]
-    assert largest["clipped"] == pytest.approx(largest["oracle"], rel=1e-4)
-    assert largest["free"][-1] > 4 * 0.5
-    assert max(largest["clipped"]) < 1.5 * 0.5
+    assert largest["clipped"] == pytest.approx(largest["oracle"], rel=1e-2)
+    assert max(largest["free"]) > 3 and largest["free"][-1] > 3
+    peak = int(np.argmax(largest["clipped"]))
+    assert largest["clipped"][peak] < 2 and min(largest["clipped"][peak:]) < 0.7
 
 
 def test_several_optimizers_side_by_side(pool, reference):
