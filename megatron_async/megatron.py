@@ -62,6 +62,8 @@ from megatron.core.pipeline_parallel.schedules import (
     get_tensor_shapes,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker, set_moe_metrics_tracker
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
@@ -157,6 +159,7 @@ __all__ = [
     "setup_model_and_optimizer",
     "shards_of",
     "shut_down",
+    "softmax_attentions",
     "step_unless_not_finite",
     "store",
     "tensor_parallel",
@@ -170,6 +173,7 @@ __all__ = [
     "use_optimizers",
     "use_router_loss_tracker",
     "wandb_run",
+    "watch_logits",
 ]
 
 
@@ -202,13 +206,27 @@ def check_arguments(args: argparse.Namespace) -> str | None:
     """
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), _logits_without_transformer_engine(args):
             validate_args(args)
     except SystemExit:
         return printed.getvalue().strip().splitlines()[-1]
     except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
         return str(error) or _failed_assertion(error)
     return None
+
+
+@contextlib.contextmanager
+def _logits_without_transformer_engine(args: argparse.Namespace) -> Iterator[None]:
+    """Hide the options that need attention logits from Megatron's check that Transformer Engine will report them
+    (training/arguments.py: `'--qk-clip is only supported with TE >= 2.9.0.'`); `watch_logits` has them from the local
+    attention too."""
+    hidden = ("qk_clip", "log_max_attention_logit") if args.transformer_impl == "local" else ()
+    values = {name: getattr(args, name) for name in hidden}
+    vars(args).update(dict.fromkeys(values, False))
+    try:
+        yield
+    finally:
+        vars(args).update(values)
 
 
 def _failed_assertion(error: BaseException) -> str:
@@ -295,6 +313,15 @@ def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torc
         if isinstance(inner, DistributedOptimizer):
             for param, (group, position) in inner.model_param_group_index_map.items():
                 yield inner.optimizer.param_groups[group]["params"][position], param
+
+
+def flat_parts(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter, int]]:
+    """`shards_of`, each with the position of its first element in the flattened parameter."""
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            for param, (group, position) in inner.model_param_group_index_map.items():
+                part = inner.optimizer.param_groups[group]["params"][position]
+                yield part, param, inner._get_model_param_range_map(param)["param"].start
 
 
 @torch.no_grad()
@@ -398,6 +425,55 @@ def _allocate_state(optimizer: Any, config: Any = None) -> None:
             optimizer.init_states()
             return
         optimizer._init_group(group, skip_non_grad_params=False)
+
+
+def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
+    """The self-attention modules with queries and keys of model chunks, in order of their layers."""
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, SelfAttention)]
+
+
+def watch_logits(attention: Any, record: Callable[[torch.Tensor], None]) -> None:
+    """Report the largest logits of every training forward of an attention module, recomputed ones too.
+
+    Logits are what the softmax is taken of, scaled, without masked positions.
+
+    - Megatron's local attention has them in one place, between the mask and the softmax
+      (core/fusions/fused_softmax.py: `mask_output = self.mask_func(input, mask) if mask is not None else input`). The
+      fused softmax kernels go around it. No mask is a sequence of one token, whose softmax does not depend on logits.
+    - Transformer Engine's attention collects them itself where `config.qk_clip` or `config.log_max_attention_logit` is
+      set (core/extensions/transformer_engine.py: `self.current_max_attn_logits = batch_max_attention_logits`).
+
+    Args:
+        attention: as from `softmax_attentions`.
+        record: receives the largest logit of each head of this rank over a micro-batch, [heads].
+
+    Raises:
+        ValueError: the attention is of another kind.
+    """
+    core = attention.core_attention
+    if isinstance(core, DotProductAttention):
+        softmax, mask = core.scale_mask_softmax, core.scale_mask_softmax.mask_func
+
+        def mask_and_record(scores: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            masked: torch.Tensor = mask(scores, attention_mask)
+            if softmax.training:
+                record(masked.detach().amax(dim=(0, 2, 3)))  # of [micro-batch, heads, queries, keys]
+            return masked
+
+        softmax.mask_func = mask_and_record
+    elif hasattr(core, "current_max_attn_logits"):
+
+        def take(module: Any, inputs: Any, output: Any) -> None:
+            if module.training and module.current_max_attn_logits is not None:
+                record(module.current_max_attn_logits)
+            module.current_max_attn_logits = None
+
+        core.register_forward_hook(take)
+    else:
+        raise ValueError(
+            f"{type(core).__name__} does not report attention logits: leave --qk-clip and --log-max-attention-logit "
+            "out, or use --transformer-impl local"
+        )
 
 
 def linear_attention_pattern(config: Any) -> list[int]:

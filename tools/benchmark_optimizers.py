@@ -5,7 +5,8 @@
 
 Steps are torch's alone, on fp32 weights of some of the model's 30 layers and its embedding: the chosen optimizer steps
 on the hidden matrices and AdamW on the rest, as in a run. Contenders take turns; a figure is the median of its turns in
-processor time, which other processes on the machine disturb least. A batch's forward and backward time is that of the
+processor time, which other processes on the machine disturb least, and what error feedback adds is the median of the
+ratios of turns, with the smallest and the largest of them. A batch's forward and backward time is that of the
 fastest of four micro-batches of Megatron's model with the same layers, times the tokens of a batch.
 """
 
@@ -52,17 +53,23 @@ def main() -> int:
     compute = seconds_per_token(options.layers) * BATCH_TOKENS
     rows = []
     for name in chosen:
-        plain, corrected = alternate([stepper(name, options.layers), stepper(name, options.layers, 1.0)], options.turns)
+        contenders = [stepper(name, options.layers, feedback) for feedback in ("none", "paused", "on")]
+        turns = alternate(contenders, options.turns)
+        plain, in_pieces, corrected = map(statistics.median, turns)
+        ratios = [with_feedback / without - 1 for without, _, with_feedback in zip(*turns, strict=True)]
         rows.append(
             {
                 "optimizer": name,
                 "step_ms": plain * 1e3,
+                "step_in_pieces_ms": in_pieces * 1e3,
                 "step_with_error_feedback_ms": corrected * 1e3,
-                "error_feedback_adds": corrected / plain - 1,
+                "error_feedback_adds": statistics.median(ratios),
+                "error_feedback_adds_spread": [min(ratios), max(ratios)],
                 "share_of_batch": plain / (plain + compute),
             }
         )
-    ours, theirs = alternate([matrices_only(options.layers, True), matrices_only(options.layers, False)], options.turns)
+    matrices = [matrices_only(options.layers, True), matrices_only(options.layers, False)]
+    ours, theirs = map(statistics.median, alternate(matrices, options.turns))
     report = {
         "layers": options.layers,
         "forward_and_backward_s": compute,
@@ -108,8 +115,9 @@ def weights(layers: int) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parame
     return matrices, others
 
 
-def stepper(name: str, layers: int, strength: float | None = None) -> Callable[[], None]:
-    """One whole optimizer step, with error feedback where a strength is given."""
+def stepper(name: str, layers: int, feedback: str) -> Callable[[], None]:
+    """One whole optimizer step: torch's own with feedback "none", with error feedback where it is "on"; "paused" steps
+    in the pieces that error feedback steps in, without it."""
     from megatron_async.optim.algorithms.catalogue import find
     from megatron_async.optim.corrections import ErrorFeedback
     from megatron_async.optim.sharded import SHARDED
@@ -123,14 +131,23 @@ def stepper(name: str, layers: int, strength: float | None = None) -> Callable[[
     optimizers = [SHARDED.get(name, info.optimizer)(own, lr=1e-3, **defaults)]
     if info.kind == "matrix":
         optimizers.append(find("adam").build(others, lr=1e-3))
-    if strength is not None:
-        ErrorFeedback(optimizers, strength).active = True
+    correction = ErrorFeedback(optimizers) if feedback != "none" else None
+    if correction is not None:
+        correction.active = True
 
     def step() -> None:
         for optimizer in optimizers:
             optimizer.step()
 
-    return step
+    if correction is None or feedback == "on":
+        return step
+    step()  # parameters are cut where a correction remembers something
+
+    def paused() -> None:
+        with correction.paused():
+            step()
+
+    return paused
 
 
 def matrices_only(layers: int, ours: bool) -> Callable[[], None]:
@@ -147,16 +164,16 @@ def matrices_only(layers: int, ours: bool) -> Callable[[], None]:
     return Theirs(matrices, lr=1e-3, momentum=0.95, fp32_matmul_prec="highest").step
 
 
-def alternate(steps: list[Callable[[], None]], turns: int) -> list[float]:
-    """Median processor seconds of each contender; they take turns after one untimed step each."""
+def alternate(steps: list[Callable[[], None]], turns: int) -> list[list[float]]:
+    """Processor seconds of each contender's steps; they take turns after two untimed steps each."""
     times: list[list[float]] = [[] for _ in steps]
-    for turn in range(turns + 1):
+    for turn in range(-2, turns):
         for position, step in enumerate(steps):
             start = time.process_time()
             step()
-            if turn:
+            if turn >= 0:
                 times[position].append(time.process_time() - start)
-    return [statistics.median(values) for values in times]
+    return times
 
 
 def seconds_per_token(layers: int) -> float:
@@ -199,14 +216,25 @@ def print_report(report: dict) -> None:
         title=f"optimizer step, SmolLM2-135M with {report['layers']} of {LAYERS} layers; a batch of {BATCH_TOKENS:,} "
         f"tokens computes for {report['forward_and_backward_s']:.0f} s"
     )
-    for column in ("optimizer", "step (CPU ms)", "with error feedback (CPU ms)", "it adds", "share of a batch"):
+    columns = (
+        "optimizer",
+        "step (CPU ms)",
+        "in pieces",
+        "with error feedback",
+        "it adds",
+        "spread",
+        "share of a batch",
+    )
+    for column in columns:
         table.add_column(column, justify="left" if column == "optimizer" else "right")
     for row in report["rows"]:
         table.add_row(
             row["optimizer"],
             f"{row['step_ms']:.0f}",
+            f"{row['step_in_pieces_ms']:.0f}",
             f"{row['step_with_error_feedback_ms']:.0f}",
             f"{row['error_feedback_adds']:.1%}",
+            "{:.0%} to {:.0%}".format(*row["error_feedback_adds_spread"]),
             f"{row['share_of_batch']:.3%}",
         )
     console.print(table)

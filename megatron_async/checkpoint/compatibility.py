@@ -2,7 +2,8 @@
 """What may differ between the run that saved a checkpoint and the run that resumes from it; checked before loading.
 
 Free: the layout (pipeline, tensor, data and expert parallel sizes, micro-batch size), the pipeline schedule, the
-gradient delay and its correction, intervals, logging, and the length of the run if --lr-decay-iters stays the same.
+gradient delay, the strength of its correction, intervals, logging, and the length of the run if --lr-decay-iters stays
+the same. A correction can begin or (weight prediction excepted) end, but not become another one.
 Fixed: whatever the weights, the optimizer's state or the order of samples depend on.
 """
 
@@ -154,6 +155,8 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
                 f"--{name.replace('_', '-')} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; "
                 f"{what} depends on it. Give the saved value, or start anew without --load (or with --finetune)."
             )
+    if not args.no_load_optim:
+        yield from _correction(args, saved, path)
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
     now, before = _learning_rate(vars(args)), _learning_rate(saved)
@@ -164,6 +167,20 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
                 "value, or say which counts: --override-opt-param-scheduler (this one) or "
                 "--use-checkpoint-opt-param-scheduler."
             )
+
+
+def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """A correction keeps one buffer, in which others would read something else; its strength may change.
+
+    Weight prediction, besides, trains with other weights than those that count: only it knows the way back.
+    """
+    before, now = saved.get("staleness_correction", "none"), args.staleness_correction
+    if before == now or before == "none" or (now == "none" and not before.startswith("weight-prediction")):
+        return
+    yield (
+        f"--staleness-correction is {now}, but {path} was saved with {before}, whose memory means something else. Give "
+        "the saved value, or start anew without --load (or with --no-load-optim)."
+    )
 
 
 def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_async.optim.corrections.pieces import step_in_pieces
+
 
 class DelayedFirstMoment:
     """Makes an AdamW take its second moment from other gradients than its first.
@@ -25,6 +27,7 @@ class DelayedFirstMoment:
         if not isinstance(optimizer, torch.optim.AdamW):
             raise ValueError(f"a delay of the first moment alone needs torch's AdamW, not {type(optimizer).__name__}")
         self._optimizer = optimizer
+        step_in_pieces(optimizer, part=None)  # `fresh` knows whole parameters
         self.fresh: Mapping[Tensor, Tensor] = {}
         """Gradients for the second moment, by parameter; where there are none, the parameter's own."""
         optimizer.register_step_pre_hook(self._keep)

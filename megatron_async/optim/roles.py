@@ -122,6 +122,13 @@ def parse_overrides(values: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return overrides, problems
 
 
+def qkv_rows(config: Any) -> tuple[int, ...]:
+    """Rows of the queries of a key/value group, of their output gates if there are any, of its key, of its value."""
+    query = config.num_attention_heads // config.num_query_groups * config.kv_channels
+    gate = (query,) if getattr(config, "attention_output_gate", False) else ()
+    return (query, *gate, config.kv_channels, config.kv_channels)
+
+
 def fused_rows(role: Role, module: torch.nn.Module, config: Any) -> tuple[int, ...]:
     """Rows of the matrices that a weight fuses, on this rank, in one repetition; empty where it fuses none.
 
@@ -133,9 +140,7 @@ def fused_rows(role: Role, module: torch.nn.Module, config: Any) -> tuple[int, .
     The gate and up projection of a gated MLP stay one matrix, as in Megatron.
     """
     if role.name == "qkv":
-        query = config.num_attention_heads // config.num_query_groups * config.kv_channels
-        gate = (query,) if getattr(config, "attention_output_gate", False) else ()
-        return (query, *gate, config.kv_channels, config.kv_channels)
+        return qkv_rows(config)
     if role.name == "delta-in":
         sections = getattr(module, "in_proj_split_sections", None)
         if sections is None:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from megatron_async.optim import qk_clip
 from megatron_async.optim.algorithms import catalogue
 from megatron_async.optim.algorithms.ranges import Choice, Rule, Several
 from megatron_async.optim.roles import Assignment, parse_overrides
@@ -141,6 +142,7 @@ def hyperparameters(args: argparse.Namespace, optimizer: str) -> dict[str, Any]:
 def problems(args: argparse.Namespace, given_destinations: Iterable[str]) -> list[str]:
     """Everything that is wrong with the optimizers' options."""
     overrides, found = parse_overrides(args.optimizer_for)
+    found += qk_clip.problems(args, frozenset(given_destinations))
     if args.optimizer not in catalogue.names():
         return found  # the parser reports the name
     if args.optimizer in ("adam", "sgd") and any(name != args.optimizer for name in overrides.values()):
@@ -165,11 +167,6 @@ def problems(args: argparse.Namespace, given_destinations: Iterable[str]) -> lis
         found.append(
             "--muon-tp-mode distributed is not covered; duplicated gives the same update, blockwise one that depends "
             "on the tensor-parallel size."
-        )
-    if args.qk_clip:
-        found.append(
-            "--qk-clip needs the largest attention logits, which only Transformer Engine's attention reports, and a "
-            "clip after each update, which the step loop here does not do; leave it out."
         )
     return found
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_async.optim.corrections import Correction, step_in_pieces
+from megatron_async.optim.corrections.pieces import whole
 from megatron_async.optim.roles import role_names
 from megatron_async.pipeline.host import HostValues
 
@@ -55,7 +56,7 @@ class UpdateStatistics:
 
     An update is the whole change of the master weights, correction included. The correction is what comes after the
     optimizer's own step: k (u_b - u_(b-1)) for error feedback, k v for weight prediction, nothing for corrections of
-    the gradient. While a measured step runs, two copies of a piece of the weights are alive.
+    the gradient. QK-clip comes later and is in neither. While a measured step runs, two copies of a piece are alive.
 
     Args:
         optimizers: torch optimizers. Make this before their correction, and call `close` after it, so that the hooks
@@ -115,7 +116,7 @@ class UpdateStatistics:
             return
         roles = len(role_names())
         for param, before, plain in zip(_params(optimizer), self._before, self._plain, strict=True):
-            index = self._index[id(param)]
+            index = self._index[id(whole(param))]
             self._sums[index] += before.sub_(param.detach()).square().sum()
             self._sums[roles + index] += param.numel()
             self._sums[-1] += plain.sub_(param.detach()).square().sum()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron_async import megatron
 from megatron_async.pipeline.gradients import GradientGenerations
 from megatron_async.pipeline.links import StageLinks
+from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport
@@ -46,10 +47,17 @@ class Chunk:
     weights: WeightVersions
     gradients: GradientGenerations
     routers: RouterBiases
+    logits: LogitMaxima | None
     update: DeferredUpdate
     in_flight: deque[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=deque)
     losses: list[dict[str, torch.Tensor]] = field(default_factory=list)
     tokens: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def count_for(self, batch: int) -> None:
+        """What forwards count, recomputed ones too, belongs to `batch` from now on."""
+        self.routers.use(batch)
+        if self.logits is not None:
+            self.logits.use(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +178,7 @@ class Executor:
         if source is not None:
             source.requires_grad_()
         chunk.weights.use(action.version)
-        chunk.routers.use(batch)
+        chunk.count_for(batch)
         self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("F", **labels):
@@ -205,7 +213,7 @@ class Executor:
         source, output = chunk.in_flight.popleft()
         chunk.weights.use(action.version)
         chunk.gradients.use(batch)
-        chunk.routers.use(batch)
+        chunk.count_for(batch)
         self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("B", **labels):

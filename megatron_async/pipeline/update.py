@@ -9,9 +9,11 @@ Collectives started in `start` itself run at a fixed place of the schedule, so t
 backwards use too. Those started later, when an earlier one is found complete, must have groups to themselves.
 """
 
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from megatron_async import megatron
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.host import HostValues
+from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
@@ -41,6 +44,7 @@ class UpdateReport:
         skipped: whether a non-finite norm made the update a no-op, on every rank alike.
         shared: sums over all ranks of the values given to `start` for this batch, or for the one `UpdateRule.lag`
             updates ago; empty while there is none.
+        logits: largest attention logits of the batch, [softmax attentions, heads of this rank], where they are watched.
     """
 
     chunk: int
@@ -48,6 +52,11 @@ class UpdateReport:
     grad_norm: float
     skipped: bool
     shared: tuple[float, ...]
+    logits: torch.Tensor | None = None
+
+
+ClipBy = Callable[[torch.Tensor], AbstractContextManager[None]]
+"""Largest attention logits -> a context in which optimizer steps end with a clip by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,9 @@ class DeferredUpdate:
         index: number of the chunk on this rank.
         chunk: the chunk, wrapped by Megatron's DistributedDataParallel.
         optimizer: Megatron's optimizer of the chunk and nothing else.
-        weights, gradients, routers: what a batch changes and accumulates.
+        weights, gradients, routers, logits: what a batch changes and accumulates.
         rule: clipping and normalization.
+        clip_by: QK-clip, for a run with it.
     """
 
     def __init__(
@@ -88,10 +98,13 @@ class DeferredUpdate:
         weights: WeightVersions,
         gradients: GradientGenerations,
         routers: RouterBiases,
+        logits: LogitMaxima | None,
         rule: UpdateRule,
+        clip_by: ClipBy | None = None,
     ) -> None:
         self._index, self._chunk, self._optimizer = index, chunk, optimizer
         self._weights, self._gradients, self._routers, self._rule = weights, gradients, routers, rule
+        self._logits, self._clip_by = logits, clip_by
         self._model_params = tuple(chunk.parameters())
         self._tied_embedding = megatron.tied_embedding(chunk)
         self._members = [
@@ -127,14 +140,15 @@ class DeferredUpdate:
         scale = 1.0 / max(tokens, 1.0) if self._rule.per_token else 1.0
         grad_norm = math.sqrt(sum(squares)) * scale if all(map(math.isfinite, squares)) else math.nan
         skipped = not math.isfinite(grad_norm)
+        logits = None if self._logits is None else self._logits.take(batch)
         self._weights.open_next()
         if skipped:
             self._routers.forget(batch)
         else:
-            self._step(batch, scale * self._clip_factor(grad_norm))
+            self._step(batch, scale * self._clip_factor(grad_norm), logits)
         self._weights.publish_next(batch + 1)
         self._gradients.clear(batch)
-        return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared))
+        return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared), logits)
 
     def _late_sums(self, batch: int) -> list[float]:
         """What all ranks shared `lag` updates ago; by now they have all given their part."""
@@ -149,14 +163,15 @@ class DeferredUpdate:
         return min(1.0, limit / (grad_norm + _CLIP_EPSILON)) if limit > 0 else 1.0
 
     @torch.no_grad()
-    def _step(self, batch: int, factor: float) -> None:
+    def _step(self, batch: int, factor: float, logits: torch.Tensor | None) -> None:
+        clipped = self._clip_by(logits) if self._clip_by and logits is not None else contextlib.nullcontext()
         with self._gradients.reading(batch):
             self._optimizer.prepare_grads()
             if factor != 1.0:
                 torch._foreach_mul_(self._gradients_of_masters(), factor)
             # Graphs in flight were recorded with other storage behind these parameters; an in-place step on them is
             # no change to what those graphs saved, so it must not count as one.
-            with _unsafe_preserve_version_counter(self._model_params):
+            with _unsafe_preserve_version_counter(self._model_params), clipped:
                 self._optimizer.step_with_ready_grads()
             self._optimizer.zero_grad()
         self._routers.apply(batch)
@@ -171,6 +186,7 @@ class DeferredUpdate:
             megatron.reduce_over_tensor_parallel(self._chunk)
         yield [
             self._routers.reduce(batch),
+            self._logits.reduce(batch) if self._logits is not None else None,
             *(work for flat in self._gradients.flat(batch) for work in self._reduce_buffer(flat)),
         ]
         if self._tied_embedding is not None:

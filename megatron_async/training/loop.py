@@ -17,13 +17,14 @@ from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.optim import corrections, oracle, registry
 from megatron_async.optim.ablations import DelayedFirstMoment
+from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training import expert_balance
 from megatron_async.training.faults import SkippedUpdates
-from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLoss
+from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLargestLogit, PendingLoss
 from megatron_async.training.phases import Phases
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST, StopRequests
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
@@ -91,6 +92,7 @@ class Loop:
         self._balance = expert_balance.make(self._config, model)
         self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
+        self._logit_group = dist.new_group() if watches_logits(args) and self._world > 1 else None
         self._optimizers = _by_chunk(args, optimizer)
         self._schedulers = [megatron.scheduler_for(scheduler, chunk) for chunk in self._optimizers]
         for own, steps in zip(self._schedulers, checkpoints.scheduler_steps, strict=False):
@@ -267,6 +269,8 @@ class Loop:
             self.metrics.extra(batch + 1, self._statistics.reduce())
         if self._balance is not None:
             self.metrics.extra(batch + 1, self._balance.reduce(batch))
+        if logits := [report.logits for report in reports if report.logits is not None]:
+            self.metrics.extra(batch + 1, PendingLargestLogit(logits, self._logit_group))
         self._args.consumed_train_samples += self._args.global_batch_size
         elapsed = self._clock.completed.pop(batch)
         skipped = any(report.skipped for report in reports)

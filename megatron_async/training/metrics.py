@@ -81,6 +81,31 @@ class Pending(Protocol):
         """The values by their names in the metrics file."""
 
 
+class PendingLargestLogit:
+    """The largest attention logit of a batch, on its way over all ranks.
+
+    Args:
+        parts: largest logits of this rank's model chunks, any shape.
+        group: process group of its own over all ranks; None for a single one.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+        lowest = parts[0].new_full((1,), -torch.inf)  # of a rank without softmax attention
+        largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
+        work = None
+        if group is not None:
+            work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        self._largest = ReducedValues(largest, work)
+
+    @property
+    def ready(self) -> bool:
+        return self._largest.ready
+
+    def read(self) -> Mapping[str, Any]:
+        """`max_attention_logit`, under the batch's weights, before any clip."""
+        return {"max_attention_logit": self._largest.read()[0]}
+
+
 @dataclass(frozen=True, slots=True)
 class KnownValues:
     """Values that are here already."""

@@ -16,9 +16,11 @@ from megatron_async.checkpoint.state import History
 from megatron_async.optim.ablations import DelayedFirstMoment
 from megatron_async.optim.corrections import Correction
 from megatron_async.optim.oracle import Oracle
+from megatron_async.optim.qk_clip import ClipRule, QkClip, watches_logits
 from megatron_async.pipeline.executor import Chunk, Executor, Hooks, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
 from megatron_async.pipeline.links import Message, connect
+from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.pointers import pointers
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
@@ -87,6 +89,8 @@ class MegatronSteps:
         self._replays = [fresh.Replay(iterator) for iterator in training.data_iterators] if oracle else []
         self._adams = list(first_moments)
         self._biases = oracle.biases() if oracle else [_router_biases(training.model)]
+        self._logits = _logits(training.args, training.model)
+        self._clip = _clip(training.args, training.model, self._optimizer)
 
     @property
     def histories(self) -> Sequence[History]:
@@ -119,7 +123,8 @@ class MegatronSteps:
         training.hooks.before_update(0, batch)
         for adam in self._adams:
             adam.fresh = newest
-        with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0):
+        logits = self._largest_logits(batch)
+        with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0), self._clipped_by(logits):
             groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
             skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
             self._put_back(biases, skipped)
@@ -129,7 +134,7 @@ class MegatronSteps:
             self._oracle.restart()
         shared = torch.tensor(training.hooks.shared(0, batch), dtype=torch.float64, device=megatron.device())
         dist.all_reduce(shared)
-        return training.hooks.updated(UpdateReport(0, batch, grad_norm, any(skipped), tuple(shared.tolist())))
+        return training.hooks.updated(UpdateReport(0, batch, grad_norm, any(skipped), tuple(shared.tolist()), logits))
 
     def _put_back(self, biases: Sequence[Sequence[torch.Tensor]], skipped: Sequence[bool]) -> None:
         """Undo what Megatron has moved at the end of the backward passes, where there is no update to go with it."""
@@ -137,6 +142,16 @@ class MegatronSteps:
             if skip:
                 for bias, value in zip(group, before, strict=True):
                     bias.copy_(value)
+
+    def _largest_logits(self, batch: int) -> torch.Tensor | None:
+        if self._logits is None:
+            return None
+        if (work := self._logits.reduce(batch)) is not None:
+            work.wait()
+        return self._logits.take(batch)
+
+    def _clipped_by(self, logits: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+        return self._clip.by(logits) if self._clip and logits is not None else contextlib.nullcontext()
 
     def _measures(self, batch: int) -> bool:
         interval = self._training.args.log_update_statistics
@@ -155,11 +170,15 @@ class MegatronSteps:
         gradients = fresh.clipped(self._optimizer, self._training.args.clip_grad)
         for replay in self._replays:
             replay.rewind()
+        if self._logits is not None:
+            self._logits.forget(batch)
         return gradients
 
     def _forward_and_backward(self, batch: int) -> list[dict[str, torch.Tensor]]:
         training = self._training
         iterators = self._replays or list(training.data_iterators)
+        if self._logits is not None:
+            self._logits.use(batch)
         with megatron.timed_schedule(training.timeline, batch, megatron.get_num_microbatches()):
             return self._forward_backward(
                 forward_step_func=training.forward_step,
@@ -254,6 +273,7 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
         megatron.mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
         args.moe_router_bias_update_rate,
     )
+    logits, clip = _logits(args, [module]), _clip(args, [module], optimizer)
     return Chunk(
         module=module,
         data_iterator=training.data_iterators[index],
@@ -262,6 +282,7 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
         weights=weights,
         gradients=gradients,
         routers=routers,
+        logits=logits,
         update=DeferredUpdate(
             index=index,
             chunk=module,
@@ -269,6 +290,8 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
             weights=weights,
             gradients=gradients,
             routers=routers,
+            logits=logits,
+            clip_by=clip.by if clip is not None else None,
             rule=UpdateRule(
                 clip_grad=args.clip_grad,
                 per_token=args.calculate_per_token_loss,
@@ -277,6 +300,18 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
             ),
         ),
     )
+
+
+def _logits(args: argparse.Namespace, chunks: Sequence[Any]) -> LogitMaxima | None:
+    if not watches_logits(args):
+        return None
+    return LogitMaxima(chunks, megatron.mpu.get_data_parallel_group(with_context_parallel=True))
+
+
+def _clip(args: argparse.Namespace, chunks: Sequence[Any], optimizer: megatron.MegatronOptimizer) -> QkClip | None:
+    if not args.qk_clip:
+        return None
+    return QkClip(chunks, optimizer, ClipRule(args.qk_clip_threshold, args.qk_clip_alpha))
 
 
 def activations(args: argparse.Namespace, config: Any) -> Message:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.jobs import BASE, Outcome, _observe
+from tests.distributed.jobs import BASE, Outcome, _observe, _stall
 
 
 def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -23,12 +23,15 @@ def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
     return found
 
 
-def train_with_a_bad_gradient(arguments: Sequence[str], bad_batch: int) -> tuple[Outcome, list[bool]]:
+def train_with_a_bad_gradient(
+    arguments: Sequence[str], bad_batch: int, sleep_ms: float = 0.0
+) -> tuple[Outcome, list[bool]]:
     """Train with a loss that is not a number in one batch; also, for each batch, whether its update left every tensor
-    of the optimizers' state as it was."""
+    of the optimizers' state as it was. Before every action, sleep up to `sleep_ms`."""
     from megatron_async import arguments as command_line
     from megatron_async import megatron
     from megatron_async.models import gpt
+    from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
     args = command_line.parse([*BASE, *arguments])
@@ -46,6 +49,8 @@ def train_with_a_bad_gradient(arguments: Sequence[str], bad_batch: int) -> tuple
     try:
         loop, outcome = run.build(args), Outcome()
         _observe(loop, outcome)
+        if sleep_ms:
+            _stall(loop, sleep_ms)
         optimizer = loop._optimizer
         seen: list[torch.Tensor] = []
         unchanged: list[bool] = []
@@ -67,6 +72,8 @@ def train_with_a_bad_gradient(arguments: Sequence[str], bad_batch: int) -> tuple
         loop.metrics.batch = on_batch
         loop.run()
         loop.metrics.close()
+        for chunk in megatron.unwrap_model(loop.model):
+            outcome.weights |= {name: param.detach().numpy().copy() for name, param in global_names(chunk)}
         run.close()
     finally:
         gpt.loss = original
@@ -94,3 +101,24 @@ def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
     loop.metrics.close()
     run.close()
     return outcome.grad_norms
+
+
+def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str, Any]]]:
+    """Class, number of parameters and settings of every group of this rank's optimizers, as they are stepped with."""
+    from megatron_async import arguments as command_line
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    loop = run.build(command_line.parse([*BASE, *arguments]))
+    groups = [
+        (
+            type(inner.optimizer).__name__,
+            len(group["params"]),
+            {name: value for name, value in group.items() if isinstance(value, bool | int | float | tuple)},
+        )
+        for inner in megatron.inner_optimizers(loop._optimizer)
+        for group in inner.optimizer.param_groups
+    ]
+    loop.metrics.close()
+    run.close()
+    return groups

@@ -97,6 +97,70 @@ def test_layer_wise_distributed_optimizer(pool, reference, optimizer):
     assert difference(pipeline, reference(recipe), norms=True) <= TOLERANCE
 
 
+CLIP = "--qk-clip --qk-clip-threshold 0.06 --qk-clip-alpha 0.4 --group-query-attention --num-query-groups 2"
+WPIPE = "--pipeline-model-parallel-size 2 --pipeline-schedule wpipe"
+# Name: arguments of both runs, layout, ranks.
+CLIPPED = {
+    "2bw": (f"--optimizer muon {FEEDBACK}", PIPELINE, 2),
+    "wpipe": (f"--optimizer muon {FEEDBACK} --untie-embeddings-and-output-weights", WPIPE, 2),
+    "tensor parallel, gate": (
+        f"--optimizer muon {FEEDBACK} --attention-output-gate",
+        f"{PIPELINE} --tensor-model-parallel-size 2 --sequence-parallel",
+        4,
+    ),
+    "flat parts, biases": (f"--optimizer adam {FEEDBACK} --add-qkv-bias", f"{PIPELINE} --use-distributed-optimizer", 4),
+    "layer-wise, 16 bits": (
+        f"--optimizer muon {FEEDBACK} --bf16 --train-iters 4 --untie-embeddings-and-output-weights",
+        f"{PIPELINE} --use-distributed-optimizer",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_qk_clip_equals_the_oracle(pool, reference, name):
+    """Queries of a group share their keys; a batch's maxima are those of all its micro-batches on all ranks."""
+    arguments, layout, ranks = CLIPPED[name]
+    recipe = f"{arguments} {CLIP}"
+    if "wpipe" in layout:
+        expected = train(pool, f"{recipe} --gradient-delay wpipe", 1)[0]
+    else:
+        expected = reference(recipe)
+    pipeline = train(pool, f"{recipe} {layout}", ranks)
+    assert difference(pipeline, expected, norms=True) <= (2e-2 if "bf16" in recipe else TOLERANCE)
+    if "bf16" not in recipe and "wpipe" not in layout:
+        free = reference(recipe.replace("--qk-clip-threshold 0.06", "--qk-clip-threshold 1e9"))
+        assert difference([expected], free, norms=True) > 1e-3, "nothing was clipped"
+
+
+def test_qk_clip_that_never_clips_is_none_to_the_last_bit(pool):
+    recipe = f"--optimizer muon {FEEDBACK} {PIPELINE}"
+    without = train(pool, recipe, 2)
+    idle = train(pool, f"{recipe} --qk-clip --qk-clip-threshold 1e9", 2)
+    for left, right in zip(without, idle, strict=True):
+        assert left.losses == right.losses and left.grad_norms == right.grad_norms
+        assert all(np.array_equal(weight, right.weights[key]) for key, weight in left.weights.items())
+
+
+def test_attention_logits_come_down_where_qk_clip_is_on(pool, tmp_path: Path):
+    """At a high rate they outgrow the threshold within the delay, and are brought back; without the clip they go on."""
+    recipe = "--optimizer muon --train-iters 14 --lr 0.1 --lr-decay-style constant"
+    clip = "--qk-clip --qk-clip-threshold 0.5"
+    largest = {}
+    for name, extra, layout, ranks in [
+        ("free", "--log-max-attention-logit", "--gradient-delay 1", 1),
+        ("clipped", clip, PIPELINE, 2),
+        ("oracle", clip, "--gradient-delay 1", 1),
+    ]:
+        file = tmp_path / f"{name}.jsonl"
+        train(pool, f"{recipe} {extra} {layout} --metrics-file {file}", ranks)
+        largest[name] = [json.loads(line)["max_attention_logit"] for line in file.read_text().splitlines()[1:]]
+    assert largest["clipped"] == pytest.approx(largest["oracle"], rel=1e-2)
+    assert max(largest["free"]) > 3 and largest["free"][-1] > 3
+    peak = int(np.argmax(largest["clipped"]))
+    assert largest["clipped"][peak] < 2 and min(largest["clipped"][peak:]) < 0.7
+
+
 def test_several_optimizers_side_by_side(pool, reference):
     recipe = "--optimizer muon --optimizer-for qkv=adamuon --optimizer-for norm=lion --optimizer-for embedding=nadam"
     recipe = f"{recipe} --lr 0.005 --min-lr 0.0005 {FEEDBACK}"
@@ -108,15 +172,113 @@ def test_a_role_that_the_model_does_not_have(pool):
         train(pool, f"--optimizer muon --optimizer-for router=adam {PIPELINE}", 2)
 
 
-@pytest.mark.parametrize("delay", ["pipeline", "oracle"])
-def test_a_gradient_that_is_no_number_changes_no_state(pool, delay):
-    layout, ranks = (PIPELINE, 2) if delay == "pipeline" else ("--gradient-delay 1", 1)
-    recipe = f"--optimizer normuon {FEEDBACK} {layout}"
-    answers = pool.run("tests.distributed.optimizer_jobs:train_with_a_bad_gradient", recipe.split(), 3, ranks=ranks)
-    for outcome, unchanged in answers:
-        assert outcome.skipped == [False, False, False, True, False, False]
-        assert unchanged == outcome.skipped
-    assert np.isfinite(answers[-1][0].losses[5])
+def test_a_gradient_that_is_no_number_changes_nothing(pool):
+    """No state on any stage, and no weights: a pipeline with stalling stages goes on as the oracle does, whose
+    forwards after the skipped update are one update old."""
+    recipe = f"--optimizer normuon {FEEDBACK}"
+    runs = {}
+    for layout, ranks, sleep_ms in ((PIPELINE, 2, 20.0), ("--gradient-delay 1", 1, 0.0)):
+        arguments = f"{recipe} {layout}".split()
+        answers = pool.run(
+            "tests.distributed.optimizer_jobs:train_with_a_bad_gradient", arguments, 3, sleep_ms, ranks=ranks
+        )
+        for outcome, unchanged in answers:
+            assert outcome.skipped == [False, False, False, True, False, False]
+            assert unchanged == outcome.skipped
+        runs[layout] = [outcome for outcome, _ in answers]
+    pipeline, (expected,) = runs[PIPELINE], runs["--gradient-delay 1"]
+    np.testing.assert_allclose(pipeline[-1].losses, expected.losses, rtol=TOLERANCE)  # NaN equals NaN here
+    for outcome in pipeline:
+        for name, weight in outcome.weights.items():
+            np.testing.assert_allclose(weight, expected.weights[name], rtol=TOLERANCE, atol=2e-5, err_msg=name)
+
+
+def test_a_delay_of_nothing_is_none_to_the_last_bit(pool):
+    plain, delayed = (train(pool, f"--optimizer muon --train-iters 20 {delay}", 1)[0] for delay in DELAYS_OF_NOTHING)
+    assert plain.losses == delayed.losses and len(plain.losses) == 20
+    assert all(np.array_equal(weight, delayed.weights[name]) for name, weight in plain.weights.items())
+
+
+DELAYS_OF_NOTHING = ("", "--gradient-delay 0")
+ONE_STEP = "--train-iters 1 --lr-warmup-iters 0 --lr-decay-style constant --weight-decay 0"
+
+
+def matrices(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The hidden matrices of the test's model, queries, keys and values separately."""
+    found = {name: weight for name, weight in weights.items() if name.endswith(("linear_proj.weight", "fc1.weight"))}
+    found |= {name: weight for name, weight in weights.items() if name.endswith("linear_fc2.weight")}
+    for name, weight in weights.items():
+        if name.endswith("linear_qkv.weight"):
+            heads = weight.reshape(4, 3, 8, 32)
+            found |= {f"{name} {part}": heads[:, index].reshape(32, 32) for index, part in enumerate("qkv")}
+    return found
+
+
+MUON_WRAPPERS = {
+    "one process": ("", 1),
+    "one micro-batch": ("--micro-batch-size 8", 1),
+    "bf16": ("--bf16", 1),
+    "data parallel": ("", 2),
+    "layer-wise": ("--use-distributed-optimizer", 2),
+    "layer-wise, bf16": ("--use-distributed-optimizer --bf16", 2),
+}
+
+
+@pytest.mark.parametrize("wrapper", MUON_WRAPPERS)
+def test_muon_moves_matrices_by_orthogonal_ones(pool, initial_weights, wrapper):
+    """Whatever wraps it: the change of a matrix over lr times its scale has singular values near 1."""
+    arguments, ranks = MUON_WRAPPERS[wrapper]
+    for outcome in train(pool, f"--optimizer muon {ONE_STEP} {arguments}", ranks):
+        assert len(matrices(outcome.weights)) == 4 * 6
+        for spectrum in spectra(initial_weights, outcome.weights).values():
+            assert spectrum.max() < 1.25 and np.median(spectrum) > 0.9
+
+
+def test_the_spectrum_would_tell_another_optimizer(pool, initial_weights):
+    (outcome,) = train(pool, f"--optimizer adam {ONE_STEP}", 1)
+    for spectrum in spectra(initial_weights, outcome.weights).values():
+        assert spectrum.max() > 1.25 or np.median(spectrum) < 0.6
+
+
+@pytest.fixture(scope="module")
+def initial_weights(pool: Pool) -> dict[str, np.ndarray]:
+    return pool.run("tests.distributed.jobs:initial_state", ["--optimizer", "muon"], 0, ranks=1)[0][0]
+
+
+def spectra(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Singular values of the change of every hidden matrix in units of Muon's step at the rate 0.02."""
+    pairs = zip(matrices(before).items(), matrices(after).values(), strict=True)
+    return {
+        name: np.linalg.svd((old - new) / (0.02 * 0.2 * max(old.shape) ** 0.5), compute_uv=False)
+        for (name, old), new in pairs
+    }
+
+
+def test_clipping_does_not_change_the_step_of_a_matrix(pool):
+    runs = [train(pool, f"--optimizer muon {ONE_STEP} --clip-grad {limit}", 1)[0] for limit in (0, 1.0, 1e-4)]
+    for name, weight in matrices(runs[0].weights).items():
+        for clipped in runs[1:]:
+            np.testing.assert_allclose(matrices(clipped.weights)[name], weight, rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_matrices_that_ranks_cannot_share_evenly(pool):
+    """Four matrices, some with an odd side, on three data-parallel ranks."""
+    recipe = "--optimizer muon --num-layers 1 --ffn-hidden-size 63 --global-batch-size 9"
+    (expected,) = train(pool, recipe, 1)
+    assert difference(train(pool, f"{recipe} --use-distributed-optimizer", 3), expected, norms=True) <= TOLERANCE
+
+
+def test_groups_step_with_what_the_command_line_says(pool):
+    arguments = "--optimizer muon --muon-momentum 0.9 --adam-beta1 0.8 --adam-eps 1e-6 --weight-decay 0.05"
+    (groups,) = pool.run("tests.distributed.optimizer_jobs:parameter_groups", arguments.split(), ranks=1)
+    muon = [(count, values) for name, count, values in groups if name == "ShardedMuon"]
+    adam = [(count, values) for name, count, values in groups if name == "AdamW"]
+    assert len(muon) + len(adam) == len(groups)
+    assert sum(count for count, _ in muon) == 16 and all(values["momentum"] == 0.9 for _, values in muon)
+    assert all(values["weight_decay"] == 0.05 and values["max_lr"] == 0.02 for _, values in muon)
+    assert all(values["betas"] == (0.8, 0.95) and values["eps"] == 1e-6 for _, values in adam)
+    decays = {values["weight_decay"]: count for count, values in adam}
+    assert decays == {0.05: 1, 0.0: 9}  # the embedding; the norms
 
 
 @pytest.mark.parametrize("layout", ["", PIPELINE], ids=["1f1b", "2bw"])
@@ -186,7 +348,11 @@ WRONG = {
     "--optimizer adam --optimizer-for qkv=muon": ["--optimizer adam steps on every parameter"],
     "--optimizer muon --optimizer-for qkv=adam --optimizer-for matrix=adam --optimizer-for expert=adam "
     "--optimizer-for delta-in=adam --optimizer-for delta-out=adam": ["gives all of its roles away"],
-    "--optimizer muon --qk-clip": ["--qk-clip needs", "only supported with TE"],
+    "--optimizer muon --qk-clip --qk-clip-alpha 1 --qk-layernorm": [
+        "--qk-clip-alpha 1.0",
+        "--qk-layernorm.*normalized",
+    ],
+    "--optimizer muon --qk-clip-threshold 50": ["--qk-clip-threshold without --qk-clip"],
     "--optimizer muon --muon-tp-mode distributed": ["--muon-tp-mode distributed is not covered"],
     "--optimizer muon --muon-num-ns-steps 0": ["--muon-num-ns-steps 0: allowed: integers >= 1"],
     "--optimizer adam --undelayed-head": ["--undelayed-head.*--gradient-delay"],
@@ -198,6 +364,7 @@ WRONG = {
     "--optimizer adam --log-update-statistics -1": ["--log-update-statistics -1"],
 }
 RIGHT = [
+    "--optimizer muon --qk-clip --qk-clip-threshold 50 --log-max-attention-logit",
     "--optimizer muon --adam-beta1 0.8 --muon-scalar-optimizer lion --lion-beta1 0.8 --optimizer-for norm=adam",
     "--optimizer normuon --no-normuon-nesterov --muon-no-split-qkv --normuon-fp32-matmul-prec medium",
     "--optimizer mars-m --mars-m-gamma 0 --muon-fp32-matmul-prec highest".replace(

@@ -14,7 +14,12 @@ EXPERTS = (
 
 @pytest.mark.parametrize(
     ("ranks", "schedule"),
-    [(2, "2bw"), (4, "2bw"), (2, "wpipe --untie-embeddings-and-output-weights"), (2, f"2bw {EXPERTS}")],
+    [
+        (2, "2bw"),
+        (4, "2bw --qk-clip"),
+        (2, "wpipe --untie-embeddings-and-output-weights"),
+        (2, f"2bw {EXPERTS}"),
+    ],
 )
 def test_nothing_waits_across_stages(pool, ranks, schedule):
     arguments = f"{RECIPE} --pipeline-schedule {schedule}"

@@ -142,7 +142,12 @@ def test_manifest_in_another_format(tmp_path):
 
 
 def arguments(**changes: object) -> argparse.Namespace:
-    defaults = {"no_load_optim": False, "override_opt_param_scheduler": False, "ckpt_step": None}
+    defaults = {
+        "no_load_optim": False,
+        "staleness_correction": "none",
+        "override_opt_param_scheduler": False,
+        "ckpt_step": None,
+    }
     return argparse.Namespace(
         **(defaults | SAVED | {"use_checkpoint_opt_param_scheduler": False, "lr_decay_iters": None} | changes)
     )
@@ -175,6 +180,25 @@ def test_what_cannot_change_is_named(tmp_path, changes, flag):
 )
 def test_what_can_change(tmp_path, changes):
     assert list(compatibility.differences(arguments(**changes), SAVED, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        ("error-feedback", "error-feedback", False),
+        ("none", "weight-prediction", False),
+        ("error-feedback", "none", False),
+        ("error-feedback", "dc-asgd", True),
+        ("weight-prediction", "weight-prediction-updated", True),
+        ("weight-prediction", "none", True),
+    ],
+)
+def test_a_correction_does_not_become_another(tmp_path, before, now, refused):
+    changes = {"staleness_correction": now, "correction_strength": 0.5}
+    saved = SAVED | {"staleness_correction": before, "correction_strength": 1.0}
+    problems = list(compatibility.differences(arguments(**changes), saved, tmp_path))
+    assert [f"--staleness-correction is {now}" in problem for problem in problems] == [True] * refused
+    assert list(compatibility.differences(arguments(**changes, no_load_optim=True), saved, tmp_path)) == []
 
 
 def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path):

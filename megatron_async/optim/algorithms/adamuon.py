@@ -13,15 +13,12 @@ adaptive_muon) has neither the sign nor the last line's alignment. Zero gradient
 decay alone.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.algorithms import ranges
-from megatron_async.optim.algorithms.muon import Coefficients, Muon, Precision, align_rms
-from megatron_async.optim.algorithms.ranges import Rule
+from megatron_async.optim.algorithms.second_moment import SecondMomentMuon
 from megatron_async.optim.algorithms.state import Shape
 
 
@@ -31,7 +28,7 @@ def divide_by_rms(update: Tensor, moment2: Tensor, *, beta2: float, eps: float) 
     return update / (moment2.sqrt() + eps)
 
 
-class AdaMuon(Muon):
+class AdaMuon(SecondMomentMuon):
     """AdaMuon.
 
     Args:
@@ -50,51 +47,12 @@ class AdaMuon(Muon):
         ValueError: listing every hyper-parameter outside its range.
     """
 
-    RULES: ClassVar[dict[str, Rule]] = {
-        **{name: rule for name, rule in Muon.RULES.items() if name != "scale_mode"},
-        "beta2": ranges.DECAY,
-        "eps": ranges.POSITIVE,
-    }
-    GROUP_EXTRAS: ClassVar[tuple[str, ...]] = ("beta2", "eps")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        weight_decay: float = 0.1,
-        nesterov: bool = False,
-        coefficient_type: Coefficients = "quintic",
-        num_ns_steps: int = 5,
-        fp32_matmul_prec: Precision = "medium",
-        beta2: float = 0.95,
-        eps: float = 1e-8,
-    ) -> None:
-        values = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "coefficient_type": coefficient_type,
-            "num_ns_steps": num_ns_steps,
-            "fp32_matmul_prec": fp32_matmul_prec,
-            "beta2": beta2,
-            "eps": eps,
-        }
-        self._construct(params, values)
-
     def state_shapes(self, param: Tensor) -> dict[str, Shape]:
         return {**super().state_shapes(param), "moment2_buffer": tuple(param.shape)}
 
-    def scale(self, rows: int, columns: int) -> float:
-        return 1.0  # align_rms sets the size
-
     @torch.no_grad()
     def orthogonalize(self, p: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
-        update = super().orthogonalize(p, grad.sign(), **kwargs)
-        moment2s = self.blocks(p, self.state[p]["moment2_buffer"])
-        for block, moment2 in zip(self.blocks(p, update), moment2s, strict=True):
-            even = divide_by_rms(block, moment2, beta2=kwargs["beta2"], eps=kwargs["eps"])
-            block.copy_(align_rms(even, self.shard_mean(p, even.square().mean())))
-        return update
+        return super().orthogonalize(p, grad.sign(), **kwargs)
+
+    def even_out(self, p: Tensor, update: Tensor, moment2: Tensor, *, beta2: float, eps: float) -> Tensor:
+        return divide_by_rms(update, moment2, beta2=beta2, eps=eps)

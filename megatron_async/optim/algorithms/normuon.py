@@ -12,15 +12,11 @@ emerging-optimizers' variant keeps one value a column when there are fewer rows 
 always the row, an output neuron. Zero gradients move the weights by weight decay alone.
 """
 
-from typing import Any, ClassVar
-
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.algorithms import ranges
-from megatron_async.optim.algorithms.muon import Coefficients, Muon, Precision, align_rms
-from megatron_async.optim.algorithms.ranges import Rule
+from megatron_async.optim.algorithms.muon import Coefficients, Precision
+from megatron_async.optim.algorithms.second_moment import SecondMomentMuon
 from megatron_async.optim.algorithms.state import Shape
 
 
@@ -35,7 +31,7 @@ def divide_by_neuron_rms(update: Tensor, moment2: Tensor, mean_square: Tensor, *
     return update / (moment2.sqrt() + eps)
 
 
-class NorMuon(Muon):
+class NorMuon(SecondMomentMuon):
     """NorMuon.
 
     Args:
@@ -55,13 +51,6 @@ class NorMuon(Muon):
         ValueError: listing every hyper-parameter outside its range.
     """
 
-    RULES: ClassVar[dict[str, Rule]] = {
-        **{name: rule for name, rule in Muon.RULES.items() if name != "scale_mode"},
-        "beta2": ranges.DECAY,
-        "eps": ranges.POSITIVE,
-    }
-    GROUP_EXTRAS: ClassVar[tuple[str, ...]] = ("beta2", "eps")
-
     def __init__(
         self,
         params: ParamsT,
@@ -76,31 +65,22 @@ class NorMuon(Muon):
         beta2: float = 0.95,
         eps: float = 1e-8,
     ) -> None:
-        values = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "coefficient_type": coefficient_type,
-            "num_ns_steps": num_ns_steps,
-            "fp32_matmul_prec": fp32_matmul_prec,
-            "beta2": beta2,
-            "eps": eps,
-        }
-        self._construct(params, values)
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            coefficient_type=coefficient_type,
+            num_ns_steps=num_ns_steps,
+            fp32_matmul_prec=fp32_matmul_prec,
+            beta2=beta2,
+            eps=eps,
+        )
 
     def state_shapes(self, param: Tensor) -> dict[str, Shape]:
         return {**super().state_shapes(param), "moment2_buffer": (param.shape[0], 1)}
 
-    def scale(self, rows: int, columns: int) -> float:
-        return 1.0  # align_rms sets the size
-
-    @torch.no_grad()
-    def orthogonalize(self, p: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
-        update = super().orthogonalize(p, grad, **kwargs)
-        moment2s = self.blocks(p, self.state[p]["moment2_buffer"])
-        for block, moment2 in zip(self.blocks(p, update), moment2s, strict=True):
-            row_mean = self.shard_mean(p, neuron_mean_square(block), within_rows=True)
-            even = divide_by_neuron_rms(block, moment2, row_mean, beta2=kwargs["beta2"], eps=kwargs["eps"])
-            block.copy_(align_rms(even, self.shard_mean(p, even.square().mean())))
-        return update
+    def even_out(self, p: Tensor, update: Tensor, moment2: Tensor, *, beta2: float, eps: float) -> Tensor:
+        row_mean = self.shard_mean(p, neuron_mean_square(update), within_rows=True)
+        return divide_by_neuron_rms(update, moment2, row_mean, beta2=beta2, eps=eps)

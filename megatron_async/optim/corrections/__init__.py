@@ -4,9 +4,10 @@
 from collections.abc import Mapping
 
 from megatron_async import megatron
-from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, step_in_pieces
+from megatron_async.optim.corrections.base import Correction
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
 from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
+from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE, step_in_pieces
 from megatron_async.optim.corrections.weight_prediction import UpdatedWeightPrediction, WeightPrediction
 
 __all__ = [

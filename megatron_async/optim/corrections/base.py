@@ -5,7 +5,8 @@ A correction sees an optimizer's parameters before and after a step. It keeps wh
 state, so that whatever saves, shards or moves that state does the same with it, and it works on the master weights, so
 that it does not matter how the optimizer computes its update, or where.
 
-`step_in_pieces` bounds what a correction needs while a step runs.
+`step_in_pieces` bounds what a correction needs while a step runs. What a hook is given may therefore be a part of a
+parameter, with state that is a part of the parameter's.
 """
 
 import math
@@ -16,16 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PREVIOUS_UPDATE = "previous_update"
-"""Name of the one buffer that a correction keeps for each parameter, in the optimizer's state and shaped like it: the
-previous update, in most cases."""
-
-PIECE = 1 << 22
-"""Elements of the weights that are stepped on at once under a correction, at least one parameter: 16 MiB in fp32, in
-the order of one layer. Larger pieces need more memory and are no faster."""
-
-# Optimizers that count steps for each parameter. Fused ones from elsewhere may count calls for the whole group.
-_COUNT_BY_PARAMETER = ("torch.optim", "megatron_async", "emerging_optimizers")
+from megatron_async.optim.corrections.pieces import is_part, step_in_pieces
 
 
 class Correction:
@@ -108,48 +100,9 @@ def remembered(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], name:
 
 
 def remember(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], name: str, values: Iterable[Tensor]) -> None:
-    """Keep `values` as the buffers called `name`."""
+    """Keep `values` as the buffers called `name`; a part of a parameter has its place in the parameter's buffer."""
     for param, value in zip(params, values, strict=True):
-        optimizer.state[param][name] = value
-
-
-def step_in_pieces(optimizer: torch.optim.Optimizer, piece: int = PIECE) -> None:
-    """Let every step of an optimizer go over its parameters piece by piece, hooks included.
-
-    The result is the same, because no optimizer here relates different parameters. What is copied around a step is as
-    large as a piece then, not as the model. An optimizer that may count its steps by group, and one that
-    steps in pieces already, is left as it is.
-    """
-    if not type(optimizer).__module__.startswith(_COUNT_BY_PARAMETER) or "step" in vars(optimizer):
-        return
-    whole = optimizer.step
-
-    def step(closure: Any = None) -> Any:
-        assert closure is None, "pieces have no loss of their own"
-        groups = optimizer.param_groups
-        everything = [group["params"] for group in groups]
-        try:
-            for part in _pieces(everything, piece):
-                for group, params in zip(groups, part, strict=True):
-                    group["params"] = params
-                whole()
-        finally:
-            for group, params in zip(groups, everything, strict=True):
-                group["params"] = params
-
-    optimizer.step = step  # type: ignore[method-assign]
-
-
-def _pieces(groups: list[list[Tensor]], piece: int) -> Iterator[list[list[Tensor]]]:
-    """Cut lists of parameters into parts of at most `piece` elements, or one parameter."""
-    part: list[list[Tensor]] = [[] for _ in groups]
-    size = 0
-    for position, params in enumerate(groups):
-        for param in params:
-            if size and size + param.numel() > piece:
-                yield part
-                part, size = [[] for _ in groups], 0
-            part[position].append(param)
-            size += param.numel()
-    if size:
-        yield part
+        if is_part(param):
+            optimizer.state[param][name].copy_(value)
+        else:
+            optimizer.state[param][name] = value

@@ -11,7 +11,8 @@ The optimizer itself is not asked for u: it is the difference of the weights bef
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
 
 
 class ErrorFeedback(Correction):

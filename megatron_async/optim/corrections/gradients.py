@@ -17,13 +17,8 @@ The norm that is clipped and logged is that of the gradient as it was computed.
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import (
-    PREVIOUS_UPDATE,
-    Correction,
-    data_of,
-    remember,
-    remembered,
-)
+from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
 
 
 def _grads(params: list[Tensor]) -> list[Tensor]:

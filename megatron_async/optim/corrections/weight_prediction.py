@@ -20,7 +20,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
 
 
 class WeightPrediction(Correction):

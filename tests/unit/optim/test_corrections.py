@@ -20,6 +20,7 @@ from megatron_async.optim.corrections import (
     UpdatedWeightPrediction,
     WeightPrediction,
     base,
+    pieces,
     step_in_pieces,
 )
 
@@ -231,19 +232,64 @@ def test_without_delay_nothing_is_predicted(kind: type[Correction]) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
 def test_pieces_change_nothing(info: OptimizerInfo, kind: type[Correction], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither pieces of one parameter nor, where an optimizer relates no elements, parts of one."""
     whole, optimizer = build(info)
-    steps(whole, optimizer, kind([optimizer], 1.0), 3)
-    monkeypatch.setattr(step_in_pieces, "__defaults__", (1,))
+    steps(whole, optimizer, kind([optimizer], 1.0), 4)
+    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 16))  # vector instructions take 16 elements or fewer
     parts, in_parts = build(info)
-    steps(parts, in_parts, kind([in_parts], 1.0), 3)
+    steps(parts, in_parts, kind([in_parts], 1.0), 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
     assert len(in_parts.param_groups[0]["params"]) == len(parts)
+    assert list(in_parts.state) == parts
+    for param, other in zip(whole, parts, strict=True):
+        assert optimizer.state[param].keys() == in_parts.state[other].keys()
+        for name, value in optimizer.state[param].items():
+            assert value is None or torch.equal(value, in_parts.state[other][name]), name
+
+
+class Sizes(Correction):
+    """Remembers zeros, and how many elements each hook was given at once."""
+
+    seen: list[int]
+
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+        self.seen.append(sum(param.numel() for param in params))
+        base.remember(optimizer, params, PREVIOUS_UPDATE, [torch.zeros_like(param) for param in params])
+
+
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
+def test_hooks_are_given_parts(info: OptimizerInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second step on; before it there is no state whose parts could be shown."""
+    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 32))
+    params, optimizer = build(info)
+    sizes = Sizes([optimizer])
+    whole = [param.numel() for param in params]
+    parts = [32, 28, 32, 28, 5] if info.kind == "elementwise" and not info.whole_tensors else whole
+    for expected in (whole, parts, parts):
+        sizes.seen = []
+        steps(params, optimizer, sizes, 1)
+        assert sizes.seen == expected
 
 
 def test_pieces_hold_what_was_asked_for() -> None:
     groups: list[list[Tensor]] = [[torch.zeros(3), torch.zeros(4)], [torch.zeros(9), torch.zeros(1)]]
-    sizes = [[param.numel() for params in part for param in params] for part in base._pieces(groups, 7)]
-    assert sizes == [[3, 4], [9], [1]]
+
+    def sizes(can_be_cut: bool) -> list[list[tuple[int, int]]]:
+        found = pieces._pieces(groups, 7, lambda param: can_be_cut)
+        return [[(own.start, own.stop) for ranges in piece for own in ranges] for piece in found]
+
+    assert sizes(False) == [[(0, 3), (0, 4)], [(0, 9)], [(0, 1)]]
+    assert sizes(True) == [[(0, 3), (0, 4)], [(0, 7)], [(7, 9), (0, 1)]]
+
+
+def test_what_has_no_views_of_its_elements_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 16))
+    param = Parameter(torch.randn(8, 4).T)
+    optimizer = find("adam").build([param], lr=0.01)
+    sizes = Sizes([optimizer])
+    sizes.seen = []
+    steps([param], optimizer, sizes, 2)
+    assert sizes.seen == [32, 32]
 
 
 def test_parameters_without_delay_are_left_alone() -> None:

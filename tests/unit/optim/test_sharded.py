@@ -87,10 +87,13 @@ def step(name: str, start: Tensor, grads: Sequence[Tensor], layout: Layout, **at
 
 
 @pytest.mark.parametrize("name", MATRIX)
-@pytest.mark.parametrize("gate", [False, True], ids=["no gate", "gate"])
-def test_a_fused_projection_is_its_separate_matrices(name: str, gate: bool) -> None:
-    """8 query heads in 2 groups, head size 4: rows q (g) k v of group 0, then of group 1."""
-    groups, blocks = 2, (16, 16, 4, 4) if gate else (16, 4, 4)
+@pytest.mark.parametrize(
+    ("groups", "blocks"),
+    [(2, (16, 4, 4)), (2, (16, 16, 4, 4)), (1, (8, 8, 16, 16, 4, 4))],
+    ids=["attention", "attention with gate", "delta net"],
+)
+def test_a_fused_projection_is_its_separate_matrices(name: str, groups: int, blocks: tuple[int, ...]) -> None:
+    """8 query heads in 2 groups, head size 4: rows q (g) k v of group 0, then of group 1; q k v g beta alpha once."""
     rows = groups * sum(blocks)
     start, grads = torch.randn(rows, 12), gradients((rows, 12))
     grads = [grad * torch.linspace(1, 100, rows)[:, None] for grad in grads]
