@@ -73,11 +73,14 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
                 "any layout. Leave --ckpt-format and --ckpt-convert-format out."
             )
             return
-    if args.async_save:
-        yield (
-            "--async-save: a checkpoint is published when it has been read back and verified, which is done by the "
-            "processes that train. Leave it out; saves are synchronous."
-        )
+    if args.async_save and not args.save:
+        yield "--async-save without --save would be ignored: name a folder."
+    for flag in ("use_persistent_ckpt_worker", "async_ckpt_use_cpu_shm"):
+        if getattr(args, flag):
+            yield (
+                f"--{flag.replace('_', '-')}: a worker process of Megatron's would do nothing. With --async-save each "
+                "rank writes its part of a checkpoint in a thread of its own; leave it out."
+            )
     if args.non_persistent_save_interval:
         yield "--non-persistent-save-interval: not supported; use --save-interval with --keep-last."
     if args.keep_last is not None and args.keep_last < 1:
@@ -86,11 +89,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--keep-last {args.keep_last} without --save would be ignored: name a folder."
     if args.max_consecutive_skips < 1:
         yield f"--max-consecutive-skips {args.max_consecutive_skips}: must be at least 1."
-    if args.load and args.use_distributed_optimizer:
-        yield (
-            "--load with --use-distributed-optimizer: the resumed run was not equal to an undisturbed one in tests. "
-            "Leave --use-distributed-optimizer out, from the first run on."
-        )
     if args.load:
         yield from _loading(args, Path(args.load))
 

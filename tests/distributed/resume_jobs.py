@@ -6,6 +6,8 @@ import functools
 import itertools
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -210,3 +212,87 @@ def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
     finally:
         setattr(owner, name, original)
     return "saved"
+
+
+def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
+    """Train as `train` does, while every checkpoint but the last is written after three more batches."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    completed = threading.Condition()
+    latest = 0
+    build, write = run.build, megatron.CheckpointPart.write
+
+    def build_counting(args: Any) -> Any:
+        loop = build(args)
+        batch = loop.metrics.batch
+
+        def on_batch(numbers: Any) -> None:
+            nonlocal latest
+            batch(numbers)
+            with completed:
+                latest = numbers.iteration
+                completed.notify_all()
+
+        loop.metrics.batch = on_batch  # type: ignore[method-assign]
+        return loop
+
+    def write_late(self: Any) -> Any:
+        saved = latest
+        with completed:
+            last = saved == megatron.get_args().train_iters
+            assert completed.wait_for(lambda: last or latest >= saved + 3, timeout=60), "training did not go on"
+        return write(self)
+
+    run.build, megatron.CheckpointPart.write = build_counting, write_late  # type: ignore[assignment, method-assign]
+    try:
+        return train(arguments)
+    finally:
+        run.build, megatron.CheckpointPart.write = build, write  # type: ignore[method-assign]
+
+
+def save_fails_behind(arguments: Sequence[str], failing: int, place: str) -> tuple[str, int]:
+    """As `save_fails`, and the iteration at which the run ended."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    close, ended = run.close, []
+
+    def note_and_close() -> None:
+        ended.append(megatron.get_args().iteration)
+        close()
+
+    run.close = note_and_close
+    try:
+        return save_fails(arguments, failing, place), ended[0]
+    finally:
+        run.close = close
+
+
+def die_while_writing(arguments: Sequence[str], victim: int) -> None:
+    """Train; when a checkpoint has begun to be written and training goes on, one rank dies."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    build, writing = run.build, threading.Event()
+
+    def build_dying(args: Any) -> Any:
+        loop = build(args)
+        batch = loop.metrics.batch
+
+        def on_batch(numbers: Any) -> None:
+            if args.rank == victim and writing.is_set() and numbers.iteration > 4:
+                os._exit(9)
+            batch(numbers)
+
+        loop.metrics.batch = on_batch  # type: ignore[method-assign]
+        return loop
+
+    def write_for_ever(self: Any) -> Any:
+        writing.set()
+        time.sleep(600)
+
+    run.build = build_dying  # type: ignore[assignment]
+    if int(os.environ["RANK"]) == victim:
+        megatron.CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
+    train(arguments)
