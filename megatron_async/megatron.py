@@ -890,6 +890,30 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
         yield optimizer, optimizer.get_grad_stats_parallel_group()
 
 
+class _WholeFP32Optimizer(FP32Optimizer):
+    """A member of the layer-wise optimizer, which takes its members' checkpoints to look like 16-bit optimizers'."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+        super().__init__(optimizer, config, _make_state)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"optimizer": super().sharded_state_dict(*args, **kwargs)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["optimizer"])
+
+
+def _make_state(optimizer: Any, config: Any = None) -> None:
+    """Give every parameter its optimizer state without a step; the step count of Adam is restored elsewhere."""
+    if not isinstance(optimizer, torch.optim.Adam):
+        _allocate_state(optimizer)
+        return
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            for name in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[param].setdefault(name, torch.zeros_like(param))
+
+
 def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
     """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
 
@@ -897,7 +921,7 @@ def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -
     """
     if isinstance(optimizer, LayerWiseDistributedOptimizer):
         optimizer.chained_optimizers = [
-            FP32Optimizer(member, config, lambda *_: None) if isinstance(member, torch.optim.Optimizer) else member
+            _WholeFP32Optimizer(member, config) if isinstance(member, torch.optim.Optimizer) else member
             for member in optimizer.chained_optimizers
         ]
         optimizer.config, optimizer.is_stub_optimizer = config, False

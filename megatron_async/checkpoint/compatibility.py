@@ -38,7 +38,7 @@ _MODEL = (
     "moe_router_topk",
     "moe_shared_expert_intermediate_size",
 )
-_OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer")
+_OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
 # They keep tensors for whole matrices of a tensor-parallel rank, which cannot be cut in another way.
 _WHOLE_STATE = ("soap", "normuon")
 _DATA = (

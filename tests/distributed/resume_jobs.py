@@ -4,11 +4,15 @@
 import errno
 import functools
 import itertools
+import json
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.distributed.jobs import Outcome, train
@@ -156,6 +160,7 @@ _MOMENTS: dict[str, Callable[[Any], None]] = {
     "start-up": lambda loop: _ask(),
     "evaluation": _before(lambda loop: loop, "evaluate"),
     "save": _before(lambda loop: loop.checkpoints, "save"),
+    "asynchronous save": _before(lambda loop: loop.checkpoints, "save"),
 }
 
 
@@ -296,3 +301,34 @@ def die_while_writing(arguments: Sequence[str], victim: int) -> None:
     if int(os.environ["RANK"]) == victim:
         megatron.CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
     train(arguments)
+
+
+def train_with_wandb(arguments: Sequence[str], record: str) -> Outcome:
+    """Train with a wandb client that appends each call to a file: the run's id, and names and step of what is logged.
+
+    Like the client, it takes the run's id from the environment, or makes one.
+    """
+    client, before = types.ModuleType("wandb"), sys.modules.get("wandb")
+    environment = {name: os.environ.pop(name, None) for name in ("WANDB_RUN_ID", "WANDB_RESUME")}
+
+    def note(**values: Any) -> None:
+        with Path(record).open("a") as file:
+            file.write(json.dumps(values | {"run": client.run.id}) + "\n")
+
+    def init(**options: Any) -> None:
+        client.run = types.SimpleNamespace(id=os.environ.get("WANDB_RUN_ID", f"{time.time_ns()}"))
+        note(resume=os.environ.get("WANDB_RESUME"))
+
+    client.init, client.finish = init, lambda: None
+    client.log = lambda values, step: note(names=sorted(values), step=step)
+    sys.modules["wandb"] = client
+    try:
+        return train(arguments)
+    finally:
+        sys.modules.pop("wandb")
+        if before is not None:
+            sys.modules["wandb"] = before
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
