@@ -69,8 +69,8 @@ class Notes:
             if self._store.check([self._failed]):
                 return None
             if time.monotonic() > deadline:
-                missing = [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
-                raise TimeoutError(f"rank {', '.join(map(str, missing))} did not write its part in {seconds / 60:g} min")
+                missing = [str(rank) for rank, key in enumerate(self._keys) if not self._store.check([key])]
+                raise TimeoutError(f"rank {', '.join(missing)} did not write its part in {seconds / 60:g} min")
             time.sleep(_POLL_SECONDS)
         notes = [self._store.get(key) for key in self._keys]
         for key in self._keys:

@@ -39,6 +39,8 @@ _MODEL = (
     "moe_shared_expert_intermediate_size",
 )
 _OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
+# Derived by Megatron; what the user gives for it.
+_GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
 # They keep tensors for whole matrices of a tensor-parallel rank, which cannot be cut in another way.
 _WHOLE_STATE = ("soap", "normuon")
 _DATA = (
@@ -148,9 +150,10 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     fixed += [(name, "which samples a batch holds") for name in _DATA]
     for name, what in fixed:
         if name in saved and hasattr(args, name) and plain(getattr(args, name)) != saved[name]:
+            flag = "--" + _GIVEN_AS.get(name, name).replace("_", "-")
             yield (
-                f"--{name.replace('_', '-')} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; "
-                f"{what} depends on it. Give the saved value, or start anew without --load (or with --finetune)."
+                f"{flag} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; {what} depends on "
+                "it. Give the saved value, or start anew without --load (or with --finetune)."
             )
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
