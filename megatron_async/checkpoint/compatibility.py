@@ -155,6 +155,8 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
                 f"{flag} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; {what} depends on "
                 "it. Give the saved value, or start anew without --load (or with --finetune)."
             )
+    if args.num_experts and not args.no_load_optim:
+        yield from _expert_ranks(args, saved, path)
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
     now, before = _learning_rate(vars(args)), _learning_rate(saved)
@@ -165,6 +167,17 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
                 "value, or say which counts: --override-opt-param-scheduler (this one) or "
                 "--use-checkpoint-opt-param-scheduler."
             )
+
+
+def _expert_ranks(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Over several ranks, experts have an optimizer of their own beside that of the other parameters."""
+    now, before = args.expert_model_parallel_size, saved.get("expert_model_parallel_size", 1)
+    if (now > 1) != (before > 1):
+        yield (
+            f"--expert-model-parallel-size is {now}, but {path} was saved with {before}: sizes above 1 can be changed "
+            "for one another, but not for 1, since the experts' optimizer is saved apart from the other one only there. "
+            f"Give {'1' if before == 1 else 'a size above 1'}, or --no-load-optim."
+        )
 
 
 def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:

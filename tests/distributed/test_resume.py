@@ -44,14 +44,16 @@ def resume(pool: Pool, folder: Path, step: int, recipe: str, ranks: int) -> list
     return train(pool, f"{recipe} --load {folder} --ckpt-step {step}", ranks)
 
 
-def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
+def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int, *, experts: bool = False) -> None:
     """The resumed run is the rest of the whole one, bit by bit."""
     for part, expected in zip(resumed, whole, strict=True):
         for name in ("losses", "grad_norms", "learning_rates", "skipped"):
             assert getattr(part, name) == getattr(expected, name)[step:], name
         for name, value in expected.weights.items():
             np.testing.assert_array_equal(part.weights[name], value, err_msg=name)
-        assert part.random_states == expected.random_states
+        # Megatron saves no state of its generator for experts' initial weights by expert rank; nothing draws from it.
+        differing = {name for name, state in expected.random_states.items() if part.random_states[name] != state}
+        assert differing <= ({"expert-parallel-rng"} if experts else set())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -92,7 +94,7 @@ SHARDED = {
 def test_masters_versions_and_sharded_state(pool, saved, kind):
     ranks, recipe = SHARDED[kind]
     folder, whole = saved(f"{recipe} {EF}", ranks)
-    assert_continues(resume(pool, folder, 3, f"{recipe} {EF}", ranks), whole, 3)
+    assert_continues(resume(pool, folder, 3, f"{recipe} {EF}", ranks), whole, 3, experts=kind == "experts")
 
 
 @pytest.mark.parametrize("precision", ["", "--bf16"])
@@ -224,9 +226,9 @@ DISTRIBUTED = "--optimizer adam --use-distributed-optimizer"
         (DISTRIBUTED, (2, ""), (1, "")),
         (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (2, PP2_2BW)),
         (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (1, "--gradient-delay 1")),
-        (f"--optimizer adam {MOE}", (2, "--expert-model-parallel-size 2"), (1, "")),
+        (f"--optimizer adam {MOE}", (2, "--expert-model-parallel-size 2"), (4, "--expert-model-parallel-size 4")),
     ],
-    ids=["DP2 to DP1", "PP2xDP2 to PP2", "PP2xDP2 to one process", "EP2 to EP1"],
+    ids=["DP2 to DP1", "PP2xDP2 to PP2", "PP2xDP2 to one process", "EP2 to EP4"],
 )
 def test_sharded_state_on_another_layout(pool, saved, recipe, origin, target):
     folder, whole = saved(f"{recipe} {origin[1]}", origin[0])

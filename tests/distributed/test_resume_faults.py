@@ -128,7 +128,7 @@ def test_a_disk_that_is_really_full(pool, tmp_path, small_disk):
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_batch(pool, tmp_path):
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "checkpoints"
-    arguments = f"{TWO_BW} --save {place}".split()
+    arguments = f"{TWO_BW} --save {place} --save-interval 100".split()
     for message in pool.run("tests.distributed.resume_jobs:save_fails", arguments, -1, "manifest", ranks=2):
         assert message.startswith(f"--save {place} cannot be written to: rank 0: NotADirectoryError")
 
@@ -208,7 +208,7 @@ def test_a_stalled_rank_ends_the_others(tmp_path):
 def test_wandb_goes_on_with_the_same_run(pool, tmp_path):
     """Against a client that writes down what it is asked for; no step is logged twice."""
     record = tmp_path / "wandb.jsonl"
-    files = f"--save {tmp_path} --load {tmp_path} --wandb-project test --wandb-exp-name resumed"
+    files = f"--save {tmp_path} --load {tmp_path} --save-interval 100 --wandb-project test --wandb-exp-name resumed"
     evaluate = "--eval-interval 3 --eval-iters 1"
     for stop in (3, 100):
         arguments = f"{TWO_BW} {files} {evaluate} --exit-interval {stop}".split()
