@@ -175,7 +175,7 @@ def _expert_ranks(args: argparse.Namespace, saved: Mapping[str, Any], path: Path
     if (now > 1) != (before > 1):
         yield (
             f"--expert-model-parallel-size is {now}, but {path} was saved with {before}: sizes above 1 can be changed "
-            "for one another, but not for 1, since the experts' optimizer is saved apart from the other one only there. "
+            "for one another, but not for 1, since only there the experts' optimizer is saved apart from others. "
             f"Give {'1' if before == 1 else 'a size above 1'}, or --no-load-optim."
         )
 
