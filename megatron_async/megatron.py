@@ -12,7 +12,6 @@ import functools
 import io
 import math
 import os
-import queue
 import random
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -26,9 +25,12 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, mpu, tensor_parallel
 from megatron.core import optimizer as _optimizer
 from megatron.core.dist_checkpointing import optimizer as _sharded_optimizer
+from megatron.core.dist_checkpointing import serialization as _serialization
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
+from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
@@ -104,6 +106,7 @@ from torch.distributed.checkpoint import FileSystemReader
 __all__ = [
     "SHARDED_DATA",
     "ChainedOptimizer",
+    "CheckpointPart",
     "GPTModelConfig",
     "MegatronOptimizer",
     "ProcessGroupCollection",
@@ -149,11 +152,11 @@ __all__ = [
     "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
+    "plan_checkpoint",
     "pretend_rank",
     "pretrain_cfg_container_from_args",
     "publish_weights",
     "rank_from_environment",
-    "save_checkpoint",
     "save_model_weights",
     "set_global_variables",
     "setup_model_and_optimizer",
@@ -205,6 +208,8 @@ def check_arguments(args: argparse.Namespace) -> str | None:
     Megatron stops at its first failed check, with an assertion, an exception or `exit()`.
     """
     printed = io.StringIO()
+    # Megatron's asynchronous saves need a worker process of its own and are switched off without it; ours do not.
+    asynchronous, args.async_save = args.async_save, False
     try:
         with contextlib.redirect_stdout(printed), _logits_without_transformer_engine(args):
             validate_args(args)
@@ -212,6 +217,8 @@ def check_arguments(args: argparse.Namespace) -> str | None:
         return printed.getvalue().strip().splitlines()[-1]
     except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
         return str(error) or _failed_assertion(error)
+    finally:
+        args.async_save = asynchronous
     return None
 
 
@@ -715,11 +722,31 @@ _megatron_set_states = DistributedOptimizer._set_main_param_and_optimizer_states
 
 
 def _set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-    """Megatron's, for torch's Adam: its step count is a tensor, is restored elsewhere, and would be looked for here."""
-    _megatron_set_states(self, model_param, {"step": None, **tensors})
+    """Megatron's, for torch's Adam: its step count is a tensor and has been restored already (`_load_optimizer`).
+
+    Here it would be looked for in vain, or be set to the one that the optimizer had before the load.
+    """
+    _megatron_set_states(self, model_param, {**tensors, "step": None})
 
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _set_states
+_megatron_load_optimizer = DistributedOptimizer.load_state_dict
+
+
+@functools.wraps(_megatron_load_optimizer)
+def _load_optimizer(self: Any, state_dict: Any) -> None:
+    """Megatron's, with a step count for each parameter.
+
+    Megatron makes one tensor of it for all of them (`s["step"] = step`). torch's Adam adds one to it for every
+    parameter that it steps on, so that each would be corrected for another, too large number of steps.
+    """
+    _megatron_load_optimizer(self, state_dict)
+    for state in self.optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].clone()
+
+
+DistributedOptimizer.load_state_dict = _load_optimizer
 _megatron_state_keys = DistributedOptimizer.optimizer_state_keys.fget
 # Megatron's list of the state tensors that it gathers and cuts, and those that `extra_state_keys` adds to it.
 DistributedOptimizer.optimizer_state_keys = property(
@@ -728,46 +755,145 @@ DistributedOptimizer.optimizer_state_keys = property(
 
 
 @torch.no_grad()
-def load_checkpoint(model: list[Any], optimizer: MegatronOptimizer, scheduler: Any) -> tuple[int, float]:
+def load_checkpoint(
+    model: list[Any],
+    optimizer: MegatronOptimizer,
+    scheduler: Any,
+    common: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
+) -> tuple[int, float]:
     """Megatron's `load_checkpoint`: iteration and operations so far.
 
     The distributed optimizer loads into views of the weights, which autograd would refuse.
+
+    Args:
+        common: changes what the checkpoint holds besides tensors, before it is merged with them.
     """
-    iteration, operations = _load_checkpoint(model, optimizer, scheduler)
+    original = _serialization.load_common_state_dict
+    _serialization.load_common_state_dict = lambda *values, **options: common(original(*values, **options))
+    try:
+        iteration, operations = _load_checkpoint(model, optimizer, scheduler)
+    finally:
+        _serialization.load_common_state_dict = original
     return iteration, operations
 
 
-_megatron_write = _filesystem.FileSystemWriterAsync.write_preloaded_data
+class CheckpointPart:
+    """This rank's part of a checkpoint that has been planned with all ranks and not been written yet.
 
-
-@functools.wraps(_megatron_write)
-def _write_or_raise(*args: Any, **kwargs: Any) -> Any:
-    """Megatron's writer; it returns an error as its result, of which its caller keeps the type alone."""
-    result = _megatron_write(*args, **kwargs)
-    if result is not None and isinstance(result[1], Exception):
-        raise result[1]
-    return result
-
-
-def save_checkpoint(
-    iteration: int, model: list[Any], optimizer: MegatronOptimizer, scheduler: Any, operations: float
-) -> None:
-    """Megatron's `save_checkpoint`, synchronous.
-
-    Without its note to wandb, since the folder is renamed afterwards, and without the server process in which it
-    would keep a queue for other processes' results: that would outlive a killed rank.
+    Attributes:
+        folder: the checkpoint's.
+        file: name of the file that this rank writes into it.
     """
-    _filesystem._results_queue = queue.Queue()
-    _filesystem.FileSystemWriterAsync.write_preloaded_data = staticmethod(_write_or_raise)
+
+    def __init__(self, writer: "_PartWriter", index: Any) -> None:
+        self._writer, self._index = writer, index
+        self.folder, self.file = Path(writer.checkpoint_dir), writer.file
+
+    def copy_tensors(self) -> None:
+        """Copy every tensor to the host, as it is now: it may change before `write`."""
+        self._writer.items = [
+            (item, data.to("cpu", copy=True) if isinstance(data, torch.Tensor) else data)
+            for item, data in self._writer.items
+        ]
+
+    def write(self) -> list[Any]:
+        """Write this rank's file and force it to the disk; what `write_index` needs to know about it.
+
+        Tensors are let go one by one. An empty part leaves no file.
+        """
+        items, self._writer.items = self._writer.items[::-1], []
+        results = []
+        with contextlib.ExitStack() as opened:
+            stream = opened.enter_context((self.folder / self.file).open("wb")) if items else None
+            while items:
+                item, data = items.pop()
+                results.append(
+                    _filesystem._write_item(
+                        self._writer.transforms,
+                        stream,
+                        _compact(data) if isinstance(data, torch.Tensor) else data,
+                        item,
+                        self.file,
+                        serialization_format=self._writer.serialization_format,
+                    )
+                )
+            if stream is not None:
+                stream.flush()
+                os.fsync(stream.fileno())
+        return results
+
+    def write_index(self, results: Sequence[list[Any]]) -> None:
+        """On rank 0, when all files are there: write the index of what every rank's `write` has returned."""
+        self._writer.finish(self._index, list(results))
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the host whose storage holds nothing else; a view would be written with all that it is a view of."""
+    tensor = tensor.to("cpu")
+    whole = tensor.untyped_storage().size() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+class _PartWriter(_filesystem.FileSystemWriterAsync):
+    """Keeps what this rank has to write, where Megatron's would prepare its worker threads."""
+
+    file: str
+    items: list[tuple[Any, Any]]
+
+    def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        self.file = f"{plan.storage_data.prefix}0{_filesystem.DEFAULT_SUFFIX}"
+        self.items = [(item, _plain_data(planner.resolve_data(item))) for item in plan.items]
+
+
+def _plain_data(data: Any) -> Any:
+    """What is written for a planned item; like Megatron, no quantized tensors."""
+    if not isinstance(data, torch.Tensor):
+        return data
+    return data.dequantize() if "dequantize" in type(data).__dict__ else data.detach()
+
+
+class _PlanningStrategy(_checkpointing.TorchDistSaveShardedStrategy):
+    """Agrees with all ranks on who writes what, and leaves the writing to `part`."""
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
+        kept, _, _ = _torch_dist._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict, self.keep_only_main_replica
+        )
+        writer = _PartWriter(checkpoint_dir)
+        planner = _torch_dist.MCoreSavePlanner(
+            dedup_replicated_tensors=not self.keep_only_main_replica,
+            flatten_state_dict=False,
+            flatten_sharded_tensors=False,
+        )
+        (_, index, _), *_ = save_state_dict_async_plan(
+            _torch_dist.mcore_to_pyt_state_dict(kept, False), writer, planner=planner
+        )
+        self.part = CheckpointPart(writer, index)
+
+
+def plan_checkpoint(
+    iteration: int, model: list[Any], optimizer: MegatronOptimizer, scheduler: Any, operations: float
+) -> CheckpointPart:
+    """Megatron's `save_checkpoint` up to the point where tensors would be written. Collective.
+
+    Without its note to wandb and its message of success, since nothing has been written yet.
+    """
+    _checkpointing.TorchDistSaveShardedStrategy = _PlanningStrategy
     _checkpointing.wandb_utils.on_save_checkpoint_success = lambda *_: None
-    _checkpointing.save_checkpoint(
-        iteration,
-        model,
-        optimizer,
-        scheduler,
-        operations,
-        preprocess_common_state_dict_fn=preprocess_common_state_dict,
-    )
+    context: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        _checkpointing.save_checkpoint(
+            iteration,
+            model,
+            optimizer,
+            scheduler,
+            operations,
+            checkpointing_context=context,
+            preprocess_common_state_dict_fn=preprocess_common_state_dict,
+        )
+    strategy = context["save_strategy"]
+    part: CheckpointPart = getattr(strategy, "base_strategy", strategy).part
+    return part
 
 
 def arguments_of(checkpoint: Path) -> dict[str, Any]:
@@ -849,6 +975,30 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
         yield optimizer, optimizer.get_grad_stats_parallel_group()
 
 
+class _WholeFP32Optimizer(FP32Optimizer):
+    """A member of the layer-wise optimizer, which takes its members' checkpoints to look like 16-bit optimizers'."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+        super().__init__(optimizer, config, _make_state)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"optimizer": super().sharded_state_dict(*args, **kwargs)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["optimizer"])
+
+
+def _make_state(optimizer: Any, config: Any = None) -> None:
+    """Give every parameter its optimizer state without a step; the step count of Adam is restored elsewhere."""
+    if not isinstance(optimizer, torch.optim.Adam):
+        _allocate_state(optimizer)
+        return
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            for name in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[param].setdefault(name, torch.zeros_like(param))
+
+
 def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
     """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
 
@@ -856,7 +1006,7 @@ def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -
     """
     if isinstance(optimizer, LayerWiseDistributedOptimizer):
         optimizer.chained_optimizers = [
-            FP32Optimizer(member, config, lambda *_: None) if isinstance(member, torch.optim.Optimizer) else member
+            _WholeFP32Optimizer(member, config) if isinstance(member, torch.optim.Optimizer) else member
             for member in optimizer.chained_optimizers
         ]
         optimizer.config, optimizer.is_stub_optimizer = config, False

@@ -3,7 +3,8 @@
 
 Parts: whole (Megatron's 1F1B, 2BW and compute alone in turns, with clipping, Muon, error feedback, logs and data),
 features (what each of them costs on top of the bare schedule), memory (peak for each stage and schedule, predicted
-and counted), steady (2,000 batches: does anything grow?). See docs/measurements.md.
+and counted), steady (2,000 batches: does anything grow?), saves (how long the pipeline stops for a checkpoint, and how
+much longer the run takes). See docs/measurements.md.
 
 python tools/benchmark_training.py --json runs/benchmarks/training.json
 """
@@ -21,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from megatron_async import platform
 
-PARTS = ("whole", "features", "memory", "steady")
+PARTS = ("whole", "features", "memory", "steady", "saves")
 MICROBATCHES = (2, 4)
 SHARE_OF_BOUND = 0.97
 """So much of the largest possible gain over 1F1B a run must reach; on balanced stages (M + P - 1) / M is possible."""
@@ -63,6 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
         result["memory"] = _memory()
     if "steady" in options.parts:
         result["steady"] = _steady(options.steady_batches)
+    if "saves" in options.parts:
+        result["saves"] = _saves(options, folder)
     write_atomically(options.json, json.dumps(result, indent=1) + "\n")
     text = document.training(result)
     sys.stdout.write(text)
@@ -155,6 +158,29 @@ def _steady(batches: int) -> list[list[dict[str, Any]]]:
         "megatron_async.benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches
     )
     return [[asdict(state) for state in states] for states in ranks]
+
+
+def _saves(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from megatron_async.benchmarks import processes, saves, training
+
+    count, interval = 3, 8
+    place = folder / "saves"
+    ranks = processes.run(
+        "megatron_async.benchmarks.saves:in_turns",
+        _data(folder),
+        MICROBATCHES[1],
+        options.rounds,
+        interval,
+        count,
+        str(place),
+        ranks=training.STAGES,
+        timeout=120 + 200 * options.rounds,
+    )
+    size = ranks[0][1]
+    return {
+        "costs": {name: asdict(cost) for name, cost in saves.costs([turns for turns, _ in ranks], count).items()},
+        "size": asdict(size),
+    }
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after that long, with fewer kills")
     parser.add_argument("--iterations", type=int, default=40, help="batches in a run")
     parser.add_argument("--save-interval", type=int, default=3)
+    parser.add_argument("--async-save", action="store_true", help="write checkpoints while training goes on")
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     options = parser.parse_args(argv)
     _import_once()
@@ -169,6 +170,7 @@ class Run:
             *("--train-iters", str(options.iterations), "--save-interval", str(options.save_interval)),
             *("--save", str(folder / "checkpoints"), "--load", str(folder / "checkpoints")),
             *("--metrics-file", str(folder / "metrics.jsonl")),
+            *(["--async-save"] if options.async_save else []),
         ]
 
     def start(self) -> Ranks:

@@ -130,6 +130,9 @@ def training(result: Mapping[str, Any]) -> str:
     if "steady" in result:
         parts.append(f"**Over {result['steady'][0][-1]['batch']} batches**, 2bw with error feedback and Muon\n")
         parts.append(_steady(result["steady"]))
+    if "saves" in result:
+        parts.append("**Cost of a checkpoint**, 2bw with error feedback and Adam, M = 4\n")
+        parts.append(_saves(result["saves"]))
     return "\n".join(parts)
 
 
@@ -168,3 +171,16 @@ def _steady(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         for state in states
     ]
     return table(["stage", "batch", "tensors", "their MB", "Python's MB", "open handles", "ms per batch"], lines)
+
+
+def _saves(found: Mapping[str, Any]) -> str:
+    lines = []
+    for name, cost in found["costs"].items():
+        batch = cost["batch_ms"]
+        cells = [f"{cost[key]:.0f} ms, {cost[key] / batch:.2f} batches" for key in ("stop_ms", "longer_ms")]
+        lines.append([name, f"{batch:.0f}", *cells])
+    files, tensors = found["size"]["files"], found["size"]["tensors"]
+    return (
+        table(["run", "ms per batch without", "stop of the pipeline", "the run takes longer"], lines)
+        + f"\nA checkpoint has {files / 1e6:.2f} MB, {files / tensors:.3f} times the bytes of its tensors.\n"
+    )

@@ -39,7 +39,9 @@ _MODEL = (
     "moe_router_topk",
     "moe_shared_expert_intermediate_size",
 )
-_OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer")
+_OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
+# Derived by Megatron; what the user gives for it.
+_GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
 # They keep tensors for whole matrices of a tensor-parallel rank, which cannot be cut in another way.
 _WHOLE_STATE = ("soap", "normuon")
 _DATA = (
@@ -74,11 +76,14 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
                 "any layout. Leave --ckpt-format and --ckpt-convert-format out."
             )
             return
-    if args.async_save:
-        yield (
-            "--async-save: a checkpoint is published when it has been read back and verified, which is done by the "
-            "processes that train. Leave it out; saves are synchronous."
-        )
+    if args.async_save and not args.save:
+        yield "--async-save without --save would be ignored: name a folder."
+    for flag in ("use_persistent_ckpt_worker", "async_ckpt_use_cpu_shm"):
+        if getattr(args, flag):
+            yield (
+                f"--{flag.replace('_', '-')}: a worker process of Megatron's would do nothing. With --async-save each "
+                "rank writes its part of a checkpoint in a thread of its own; leave it out."
+            )
     if args.non_persistent_save_interval:
         yield "--non-persistent-save-interval: not supported; use --save-interval with --keep-last."
     if args.keep_last is not None and args.keep_last < 1:
@@ -87,11 +92,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--keep-last {args.keep_last} without --save would be ignored: name a folder."
     if args.max_consecutive_skips < 1:
         yield f"--max-consecutive-skips {args.max_consecutive_skips}: must be at least 1."
-    if args.load and args.use_distributed_optimizer:
-        yield (
-            "--load with --use-distributed-optimizer: the resumed run was not equal to an undisturbed one in tests. "
-            "Leave --use-distributed-optimizer out, from the first run on."
-        )
     if args.load:
         yield from _loading(args, Path(args.load))
 
@@ -151,12 +151,15 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     fixed += [(name, "which samples a batch holds") for name in _DATA]
     for name, what in fixed:
         if name in saved and hasattr(args, name) and plain(getattr(args, name)) != saved[name]:
+            flag = "--" + _GIVEN_AS.get(name, name).replace("_", "-")
             yield (
-                f"--{name.replace('_', '-')} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; "
-                f"{what} depends on it. Give the saved value, or start anew without --load (or with --finetune)."
+                f"{flag} is {plain(getattr(args, name))}, but {path} was saved with {saved[name]}; {what} depends on "
+                "it. Give the saved value, or start anew without --load (or with --finetune)."
             )
     if not args.no_load_optim:
         yield from _correction(args, saved, path)
+        if args.num_experts:
+            yield from _expert_ranks(args, saved, path)
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
     now, before = _learning_rate(vars(args)), _learning_rate(saved)
@@ -181,6 +184,17 @@ def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         f"--staleness-correction is {now}, but {path} was saved with {before}, whose memory means something else. Give "
         "the saved value, or start anew without --load (or with --no-load-optim)."
     )
+
+
+def _expert_ranks(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Over several ranks, experts have an optimizer of their own beside that of the other parameters."""
+    now, before = args.expert_model_parallel_size, saved.get("expert_model_parallel_size", 1)
+    if (now > 1) != (before > 1):
+        yield (
+            f"--expert-model-parallel-size is {now}, but {path} was saved with {before}: sizes above 1 can be changed "
+            "for one another, but not for 1, since only there the experts' optimizer is saved apart from others. "
+            f"Give {'1' if before == 1 else 'a size above 1'}, or --no-load-optim."
+        )
 
 
 def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ An error on one rank is raised on all of them.
 
 import argparse
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import torch.distributed as dist
 from megatron_async import megatron
 from megatron_async.checkpoint import compatibility, folder, manifest
 from megatron_async.checkpoint.agreement import Agreement, JointError
-from megatron_async.checkpoint.manifest import FileFacts, Manifest
+from megatron_async.checkpoint.background import Notes, Writing, Written
+from megatron_async.checkpoint.manifest import Manifest
 from megatron_async.checkpoint.state import (
     History,
     NoHistory,
@@ -27,6 +30,7 @@ from megatron_async.checkpoint.state import (
     expect_previous_update,
     has_previous_update,
     largest,
+    reordered,
 )
 
 # What a manifest says of the state, beyond the arguments that the run was started with.
@@ -55,9 +59,12 @@ class Checkpoints:
         self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._versions = versions
         self._everywhere = Agreement(args.distributed_timeout_minutes).on_all_ranks
+        self._asynchronous = bool(args.async_save)
+        self._writing: Writing | None = None
+        self._saves = itertools.count()
         self._loaded: list[SavedChunk] = []
         self.saved: int | None = None
-        """Iteration of the newest checkpoint that this run has loaded or saved."""
+        """Iteration of the newest checkpoint that this run has loaded or published."""
         self.scheduler_steps: Sequence[int] = ()
         """Position in the learning-rate schedule for each model chunk, as loaded; a skipped update does not count."""
 
@@ -83,7 +90,7 @@ class Checkpoints:
         step = found.iteration if found else None
         with _arguments(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
             args.iteration, args.num_floating_point_operations_so_far = megatron.load_checkpoint(
-                self._loaded, self._optimizer, self._scheduler
+                self._loaded, self._optimizer, self._scheduler, _common_state(saved, args)
             )
         complete_optimizer_state(self._optimizer)
         self.saved = args.iteration if found else None
@@ -109,11 +116,15 @@ class Checkpoints:
     def save(self, iteration: int, histories: Sequence[History]) -> None:
         """Save the state after `iteration` batches; the pipe must be empty. Collective.
 
+        With `--async-save` this returns when the tensors are copied; the rest follows behind the next batches, and
+        `finish` waits for it. The save before must be complete first.
+
         Raises:
-            JointError: it could not be written; older checkpoints are as they were.
+            JointError: it could not be written, or the save before could not; older checkpoints are as they were.
         """
+        self.finish()
         args, root = self._args, Path(self._args.save)
-        what = f"saving the checkpoint of iteration {iteration} in {root} failed"
+        what = _what_failed(root, iteration)
         self._on_first_rank(lambda: folder.clean_staging(root), what)
         complete_optimizer_state(self._optimizer)
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
@@ -127,47 +138,96 @@ class Checkpoints:
             SavedChunk(chunk, args.older_weight_versions, history)
             for chunk, history in zip(self._model, histories, strict=True)
         ]
+        temporary = {"save": str(folder.staging(root)), "save_retain_interval": None, "async_save": False}
+        with self._emptying_on_error(root), _arguments(args, **temporary), self._everywhere(what):
+            part = megatron.plan_checkpoint(
+                iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
+            )
+            if self._asynchronous:
+                part.copy_tensors()
+        self._writing = Writing(
+            iteration=iteration,
+            part=part,
+            notes=Notes(
+                f"save/{next(self._saves)}",
+                rank=dist.get_rank(),
+                ranks=dist.get_world_size(),
+                store=megatron.store(),
+            ),
+            publish=self._publication(root, iteration, part),
+            timeout_minutes=args.distributed_timeout_minutes,
+        )
+        if not self._asynchronous:
+            self.finish()
+
+    @property
+    def pending(self) -> int | None:
+        """Iteration of the checkpoint that is being written."""
+        return self._writing.iteration if self._writing else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank could not write its share of a checkpoint in the background; `finish` raises it."""
+        return self._writing is not None and self._writing.failed
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written, if any, is published. Collective.
+
+        Raises:
+            JointError: it could not be written; older checkpoints are as they were.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        root = Path(self._args.save)
+        with self._emptying_on_error(root), self._everywhere(_what_failed(root, writing.iteration)):
+            writing.wait()
+        self.saved = writing.iteration
+
+    @contextlib.contextmanager
+    def _emptying_on_error(self, root: Path) -> Iterator[None]:
+        """Give the disk its space back if a save fails."""
         try:
-            with _arguments(args, save=str(folder.staging(root)), save_retain_interval=None), self._everywhere(what):
-                megatron.save_checkpoint(
-                    iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
-                )
-            self._complete(root, iteration, what)
+            yield
         except JointError:
             if dist.get_rank() == 0:
                 with contextlib.suppress(OSError):
-                    folder.clean_staging(root)  # gives the disk its space back
+                    folder.clean_staging(root)
             raise
-        self.saved = iteration
 
-    def _complete(self, root: Path, iteration: int, what: str) -> None:
-        """Check what was written, describe it, publish it, and delete what has expired."""
-        args, staged = self._args, folder.staging(root) / folder.name_of(iteration)
-        with self._everywhere(what):
-            facts = manifest.measure(staged, _share(manifest.file_names(staged)), sync=True)
-        gathered: list[dict[str, FileFacts]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(gathered, facts)
+    def _publication(
+        self, root: Path, iteration: int, part: megatron.CheckpointPart
+    ) -> Callable[[Sequence[Written]], None]:
+        """What rank 0 does when every rank's part is there. Collective."""
+        args, wandb_run = self._args, megatron.wandb_run()
+        # As they are now: training goes on.
+        arguments = args._resolved | {name: getattr(args, name) for name in _FACTS}
+        keep = args.keep_last or (1 if args.save_retain_interval else None)
+        milestone = args.save_retain_interval
 
-        wandb_run = megatron.wandb_run()
-
-        def publish() -> None:
+        def publish(parts: Sequence[Written]) -> None:
+            staged = part.folder
+            part.write_index([written.results for written in parts])
             megatron.check_structure(staged)
+            files = {name: entry for written in parts for name, entry in written.files.items()}
+            rest = [name for name in manifest.file_names(staged) if name not in files]
             described = Manifest(
                 iteration=iteration,
-                files={name: entry for part in gathered for name, entry in part.items()},
-                arguments=args._resolved | {name: getattr(args, name) for name in _FACTS},
+                files=files | manifest.measure(staged, rest, sync=True),
+                arguments=arguments,
                 versions=self._versions,
                 wandb_run=wandb_run,
             )
             manifest.sync_folder(staged)
             manifest.write(staged, described)
             folder.publish(root, iteration)
-            keep = args.keep_last or (1 if args.save_retain_interval else None)
+            sys.stdout.write(f"> checkpoint of iteration {iteration} is complete: {root / folder.name_of(iteration)}\n")
+            sys.stdout.flush()
             if keep:
-                for old in folder.expired(root, keep_last=keep, milestone=args.save_retain_interval):
+                for old in folder.expired(root, keep_last=keep, milestone=milestone):
                     folder.delete(root, old)
 
-        self._on_first_rank(publish, what)
+        return publish
 
     def _find(self, root: Path) -> folder.Found | None:
         """The newest checkpoint that is whole, every file compared with its checksum; damaged ones are named."""
@@ -208,6 +268,23 @@ class Checkpoints:
         with self._everywhere(what):
             if dist.get_rank() == 0:
                 action()
+
+
+def _what_failed(root: Path, iteration: int) -> str:
+    return f"saving the checkpoint of iteration {iteration} in {root} failed"
+
+
+def _common_state(saved: Mapping[str, Any], args: argparse.Namespace) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes a checkpoint's state besides tensors fit this run's optimizers."""
+    by_chunk = args.pipeline_schedule == "wpipe"
+    fits = by_chunk == (saved.get("pipeline_schedule") == "wpipe")
+
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        if not fits and "optimizer" in state:
+            state["optimizer"] = reordered(state["optimizer"], by_chunk=by_chunk)
+        return state
+
+    return change
 
 
 def delays(args: argparse.Namespace) -> tuple[str, int]:

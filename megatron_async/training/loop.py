@@ -138,6 +138,7 @@ class Loop:
         if self._evaluates and batch >= args.train_iters and evaluated != batch:
             self.evaluate(batch)
         self._save(batch)
+        self.checkpoints.finish()
         self.metrics.flush(wait=True)
         return FINISHED
 
@@ -146,8 +147,12 @@ class Loop:
 
         Raises:
             TooManySkips: on every rank, if one has skipped too many updates in a row.
+            JointError: on every rank, if one could not write its share of a checkpoint in the background.
         """
+        if self._args.async_save and largest(self.checkpoints.failed):
+            self.checkpoints.finish()
         if largest(self._skips.too_many):
+            self.checkpoints.finish()
             raise self._skips.error(self.checkpoints.saved)
         self._stopping = bool(largest(self._stopping or self._stops.requested))
         return self._stopping
@@ -155,6 +160,7 @@ class Loop:
     def _stop(self, batch: int) -> int:
         """Save after `batch` batches, because a signal or the time limit asked for it."""
         self._save(batch)
+        self.checkpoints.finish()
         self.metrics.flush(wait=True)
         self.metrics.note(f"asked to end: stopped after iteration {batch} of {self._args.train_iters}")
         return SAVED_ON_REQUEST if self._args.save or batch == 0 else ENDED_UNSAVED
@@ -244,7 +250,7 @@ class Loop:
         if chunk != 0:
             return 0.0, 0.0
         elapsed = self._clock.complete(batch)
-        wants_to_end = self._stops.requested or self._skips.too_many
+        wants_to_end = self._stops.requested or self._skips.too_many or self.checkpoints.failed
         return min(1.0, self.timeline.busy_since_last() / elapsed), float(wants_to_end)
 
     def _updated(self, report: UpdateReport) -> int | None:
@@ -298,7 +304,7 @@ class Loop:
 
     def _save(self, iteration: int) -> None:
         """Save if there is a folder for it and something that is not in it yet."""
-        if not self._args.save or iteration in (0, self.checkpoints.saved):
+        if not self._args.save or iteration in (0, self.checkpoints.saved, self.checkpoints.pending):
             return
         self.metrics.flush(wait=True)
         self._scheduler.num_steps = self._schedulers[0].num_steps

@@ -4,9 +4,15 @@
 import errno
 import functools
 import itertools
+import json
 import os
 import signal
+import sys
+import threading
+import time
+import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.distributed.jobs import Outcome, train
@@ -154,6 +160,7 @@ _MOMENTS: dict[str, Callable[[Any], None]] = {
     "start-up": lambda loop: _ask(),
     "evaluation": _before(lambda loop: loop, "evaluate"),
     "save": _before(lambda loop: loop.checkpoints, "save"),
+    "asynchronous save": _before(lambda loop: loop.checkpoints, "save"),
 }
 
 
@@ -210,3 +217,118 @@ def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
     finally:
         setattr(owner, name, original)
     return "saved"
+
+
+def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
+    """Train as `train` does, while every checkpoint but the last is written after three more batches."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    completed = threading.Condition()
+    latest = 0
+    build, write = run.build, megatron.CheckpointPart.write
+
+    def build_counting(args: Any) -> Any:
+        loop = build(args)
+        batch = loop.metrics.batch
+
+        def on_batch(numbers: Any) -> None:
+            nonlocal latest
+            batch(numbers)
+            with completed:
+                latest = numbers.iteration
+                completed.notify_all()
+
+        loop.metrics.batch = on_batch  # type: ignore[method-assign]
+        return loop
+
+    def write_late(self: Any) -> Any:
+        saved = latest
+        with completed:
+            last = saved == megatron.get_args().train_iters
+            assert completed.wait_for(lambda: last or latest >= saved + 3, timeout=60), "training did not go on"
+        return write(self)
+
+    run.build, megatron.CheckpointPart.write = build_counting, write_late  # type: ignore[assignment, method-assign]
+    try:
+        return train(arguments)
+    finally:
+        run.build, megatron.CheckpointPart.write = build, write  # type: ignore[method-assign]
+
+
+def save_fails_behind(arguments: Sequence[str], failing: int, place: str) -> tuple[str, int]:
+    """As `save_fails`, and the iteration at which the run ended."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    close, ended = run.close, []
+
+    def note_and_close() -> None:
+        ended.append(megatron.get_args().iteration)
+        close()
+
+    run.close = note_and_close
+    try:
+        return save_fails(arguments, failing, place), ended[0]
+    finally:
+        run.close = close
+
+
+def die_while_writing(arguments: Sequence[str], victim: int) -> None:
+    """Train; when a checkpoint has begun to be written and training goes on, one rank dies."""
+    from megatron_async import megatron
+    from megatron_async.training import run
+
+    build, writing = run.build, threading.Event()
+
+    def build_dying(args: Any) -> Any:
+        loop = build(args)
+        batch = loop.metrics.batch
+
+        def on_batch(numbers: Any) -> None:
+            if args.rank == victim and writing.is_set() and numbers.iteration > 4:
+                os._exit(9)
+            batch(numbers)
+
+        loop.metrics.batch = on_batch  # type: ignore[method-assign]
+        return loop
+
+    def write_for_ever(self: Any) -> Any:
+        writing.set()
+        time.sleep(600)
+
+    run.build = build_dying  # type: ignore[assignment]
+    if int(os.environ["RANK"]) == victim:
+        megatron.CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
+    train(arguments)
+
+
+def train_with_wandb(arguments: Sequence[str], record: str) -> Outcome:
+    """Train with a wandb client that appends each call to a file: the run's id, and names and step of what is logged.
+
+    Like the client, it takes the run's id from the environment, or makes one.
+    """
+    client, before = types.ModuleType("wandb"), sys.modules.get("wandb")
+    environment = {name: os.environ.pop(name, None) for name in ("WANDB_RUN_ID", "WANDB_RESUME")}
+
+    def note(**values: Any) -> None:
+        with Path(record).open("a") as file:
+            file.write(json.dumps(values | {"run": client.run.id}) + "\n")
+
+    def init(**options: Any) -> None:
+        client.run = types.SimpleNamespace(id=os.environ.get("WANDB_RUN_ID", f"{time.time_ns()}"))
+        note(resume=os.environ.get("WANDB_RESUME"))
+
+    client.init, client.finish = init, lambda: None
+    client.log = lambda values, step: note(names=sorted(values), step=step)
+    sys.modules["wandb"] = client
+    try:
+        return train(arguments)
+    finally:
+        sys.modules.pop("wandb")
+        if before is not None:
+            sys.modules["wandb"] = before
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.jobs import Outcome
+from tests.distributed.matrix import MODELS, UNTIED
 from tests.distributed.pool import Pool
 from tests.distributed.resume_jobs import PIECES
 from tests.distributed.test_parity import ATOL, RTOL
@@ -43,14 +44,16 @@ def resume(pool: Pool, folder: Path, step: int, recipe: str, ranks: int) -> list
     return train(pool, f"{recipe} --load {folder} --ckpt-step {step}", ranks)
 
 
-def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
+def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int, *, experts: bool = False) -> None:
     """The resumed run is the rest of the whole one, bit by bit."""
     for part, expected in zip(resumed, whole, strict=True):
         for name in ("losses", "grad_norms", "learning_rates", "skipped"):
             assert getattr(part, name) == getattr(expected, name)[step:], name
         for name, value in expected.weights.items():
             np.testing.assert_array_equal(part.weights[name], value, err_msg=name)
-        assert part.random_states == expected.random_states
+        # Megatron saves no state of its generator for experts' initial weights by expert rank; nothing draws from it.
+        differing = {name for name, state in expected.random_states.items() if part.random_states[name] != state}
+        assert differing <= ({"expert-parallel-rng"} if experts else set())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -73,20 +76,30 @@ def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
     assert_close(resume(pool, folder, 3, f"{recipe} {SCHEDULES['oracle'][1]}", 1), whole, 3)
 
 
+PP2_2BW = f"{PP2} --pipeline-schedule 2bw"
+MOE = MODELS["moe"]
 SHARDED = {
-    "bf16": f"--optimizer muon --bf16 {PP2} --pipeline-schedule 2bw",
+    "bf16": (4, f"--optimizer muon --bf16 {PP2_2BW}"),
+    "distributed": (4, f"--optimizer adam --use-distributed-optimizer {PP2_2BW}"),
+    "distributed bf16": (4, f"--optimizer adam --use-distributed-optimizer --bf16 {PP2_2BW}"),
+    "layer-wise": (4, f"--optimizer muon --use-distributed-optimizer {PP2_2BW}"),
+    "layer-wise bf16": (4, f"--optimizer muon --use-distributed-optimizer --bf16 {PP2_2BW}"),
+    "experts": (4, f"--optimizer adam {MOE} --expert-model-parallel-size 2 {PP2_2BW}"),
+    "wpipe": (2, f"--optimizer adam {PP2} --pipeline-schedule wpipe {UNTIED}"),
+    "pipedream": (2, f"--optimizer adam {PP2} --pipeline-schedule pipedream --global-batch-size 1 {UNTIED}"),
 }
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_masters_and_sharded_state(pool, saved, kind):
-    recipe = f"{SHARDED[kind]} {EF}"
-    folder, whole = saved(recipe, 4)
-    assert_continues(resume(pool, folder, 3, recipe, 4), whole, 3)
+def test_masters_versions_and_sharded_state(pool, saved, kind):
+    ranks, recipe = SHARDED[kind]
+    folder, whole = saved(f"{recipe} {EF}", ranks)
+    assert_continues(resume(pool, folder, 3, f"{recipe} {EF}", ranks), whole, 3, experts=kind == "experts")
 
 
-def test_wpipe(pool, saved):
-    recipe = f"--optimizer adam {EF} {PP2} --pipeline-schedule wpipe --untie-embeddings-and-output-weights"
+@pytest.mark.parametrize("precision", ["", "--bf16"])
+def test_distributed_optimizer_under_1f1b(pool, saved, precision):
+    recipe = f"--optimizer adam --use-distributed-optimizer {precision}"
     folder, whole = saved(recipe, 2)
     assert_continues(resume(pool, folder, 3, recipe, 2), whole, 3)
 
@@ -181,3 +194,42 @@ def test_from_1f1b_to_2bw_is_a_synchronous_start(pool, saved):
     recipe = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]}"
     expected = train(pool, f"{recipe} --sync-start-iters 3", 2)
     assert_close(resume(pool, folder, 3, recipe, 2), expected, 3)
+
+
+# WPipe clips each chunk by a norm of its own.
+CHUNKS = f"--optimizer adam --clip-grad 0 {UNTIED}"
+
+
+def test_from_wpipe_to_1f1b_is_a_synchronous_cooldown(pool, saved):
+    """The optimizers of two chunks become one."""
+    folder, _ = saved(f"{CHUNKS} {PP2} --pipeline-schedule wpipe", 2)
+    expected = train(pool, f"{CHUNKS} {PP2} --pipeline-schedule wpipe --sync-cooldown-iters 3", 2)
+    assert_close(resume(pool, folder, 3, f"{CHUNKS} {PP2}", 2), expected, 3)
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "oracle"), [("wpipe", "2bw", "1"), ("2bw", "wpipe", "wpipe")], ids=["from", "to"]
+)
+def test_between_wpipe_and_2bw(pool, saved, origin, target, oracle):
+    """What the oracle makes of the same checkpoint."""
+    folder, _ = saved(f"{CHUNKS} {PP2} --pipeline-schedule {origin}", 2)
+    expected = resume(pool, folder, 3, f"{CHUNKS} --gradient-delay {oracle}", 1)
+    assert_close(resume(pool, folder, 3, f"{CHUNKS} {PP2} --pipeline-schedule {target}", 2), expected, 0)
+
+
+DISTRIBUTED = "--optimizer adam --use-distributed-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "origin", "target"),
+    [
+        (DISTRIBUTED, (2, ""), (1, "")),
+        (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (2, PP2_2BW)),
+        (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (1, "--gradient-delay 1")),
+        (f"--optimizer adam {MOE}", (2, "--expert-model-parallel-size 2"), (4, "--expert-model-parallel-size 4")),
+    ],
+    ids=["DP2 to DP1", "PP2xDP2 to PP2", "PP2xDP2 to one process", "EP2 to EP4"],
+)
+def test_sharded_state_on_another_layout(pool, saved, recipe, origin, target):
+    folder, whole = saved(f"{recipe} {origin[1]}", origin[0])
+    assert_close(resume(pool, folder, 3, f"{recipe} {target[1]}", target[0]), whole, 3)

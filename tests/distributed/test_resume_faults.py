@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Requests to end, gradients that are not finite, disks that are full: all ranks do the same, nothing is lost."""
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from megatron_async.checkpoint import folder
+from tests.distributed import impatient
 from tests.distributed.jobs import BASE, Outcome
 from tests.distributed.pool import Pool
 
@@ -39,10 +41,15 @@ def train(pool: Pool, arguments: str) -> list[Outcome]:
         ("2bw", "start-up", 0, 0),
         ("2bw", "evaluation", 1, 3),
         ("2bw", "save", 0, 3),
+        ("2bw", "asynchronous save", 0, 3),
     ],
 )
 def test_one_rank_is_asked_to_end(pool, tmp_path, schedule, moment, rank, stopped_after):
-    interval = {"evaluation": "--eval-interval 3 --eval-iters 1 --save-interval 100", "save": "--save-interval 3"}
+    interval = {
+        "evaluation": "--eval-interval 3 --eval-iters 1 --save-interval 100",
+        "save": "--save-interval 3",
+        "asynchronous save": "--save-interval 3 --async-save",
+    }
     files = f"--save {tmp_path} --load {tmp_path} {interval.get(moment, '--save-interval 100')}"
     arguments = f"{SCHEDULES[schedule]} --train-iters 8 {files}"
     parts = pool.run(
@@ -118,6 +125,14 @@ def test_a_disk_that_is_really_full(pool, tmp_path, small_disk):
     assert not any(folder.staging(disk).iterdir())
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_batch(pool, tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "checkpoints"
+    arguments = f"{TWO_BW} --save {place} --save-interval 100".split()
+    for message in pool.run("tests.distributed.resume_jobs:save_fails", arguments, -1, "manifest", ranks=2):
+        assert message.startswith(f"--save {place} cannot be written to: rank 0: NotADirectoryError")
+
+
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(pool, tmp_path):
     train(pool, f"{TWO_BW} --save {tmp_path} --save-interval 100 --exit-interval 2")
     command = [sys.executable, "-m", "megatron_async.pretrain", *BASE, "--gradient-delay", "1", "--hidden-size", "64"]
@@ -129,12 +144,12 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(pool
     assert "--hidden-size is 64" in refused.stderr and "saved with 32" in refused.stderr
 
 
-def launch(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def launch(folder: Path, *arguments: str, module: str = "megatron_async.pretrain") -> subprocess.Popen[str]:
     """The launcher of the SLURM script with two ranks."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [
         *(sys.executable, "examples/slurm/launch.py", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"),
-        *("--master-port", "29611", "-m", "megatron_async.pretrain", *BASE, *TWO_BW.split()),
+        *("--master-port", "29611", "-m", module, *BASE, *TWO_BW.split()),
         *("--save", str(folder), "--load", str(folder), "--save-interval", "2", "--log-interval", "1", *arguments),
     ]
     log = (folder / "log.txt").open("a")
@@ -167,3 +182,40 @@ def test_a_killed_rank_ends_the_others(tmp_path):
     assert job.wait(120) not in (0, 85)
     said = (tmp_path / "log.txt").read_text()
     assert "megatron_async: rank 0 failed: StageFailure: rank 0 failed in" in said and "rank 1" in said
+
+
+def test_a_stalled_rank_ends_the_others(tmp_path):
+    log = tmp_path / "log.txt"
+    log.touch()
+    arguments = ("--train-iters", "100000", "--save-interval", "100000")
+    job = launch(tmp_path, *arguments, module="tests.distributed.impatient")
+    wait_for_batches(tmp_path)
+    ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(ranks[1]), signal.SIGSTOP)
+    stalled = time.monotonic()
+    try:
+        while "megatron_async: rank 0 failed" not in log.read_text():
+            assert time.monotonic() < stalled + 6 * impatient.SECONDS, log.read_text()[-3000:]
+            time.sleep(0.1)
+    finally:
+        os.kill(int(ranks[1]), signal.SIGKILL)
+    assert job.wait(60) not in (0, 85)
+    said = log.read_text()
+    assert re.search(r"rank 0 failed: StageFailure: rank 0 failed in \w\S+ of batch \d+, action \d+", said)
+    assert "nothing arrived from rank 1" in said or "rank 1 did not take what was sent" in said
+
+
+def test_wandb_goes_on_with_the_same_run(pool, tmp_path):
+    """Against a client that writes down what it is asked for; no step is logged twice."""
+    record = tmp_path / "wandb.jsonl"
+    files = f"--save {tmp_path} --load {tmp_path} --save-interval 100 --wandb-project test --wandb-exp-name resumed"
+    evaluate = "--eval-interval 3 --eval-iters 1"
+    for stop in (3, 100):
+        arguments = f"{TWO_BW} {files} {evaluate} --exit-interval {stop}".split()
+        pool.run("tests.distributed.resume_jobs:train_with_wandb", arguments, str(record), ranks=2)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    first, second = [line for line in lines if "resume" in line]
+    assert (first["resume"], second["resume"]) == (None, "allow")
+    assert {line["run"] for line in lines} == {first["run"]}
+    for name, steps in {"lm loss": [1, 2, 3, 4, 5, 6], "lm loss validation": [3, 6]}.items():
+        assert [line["step"] for line in lines if name in line.get("names", ())] == steps
