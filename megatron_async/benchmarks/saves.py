@@ -74,15 +74,17 @@ def in_turns(
 ) -> tuple[dict[str, list[Turn]], Size | None]:
     """Train every variant in turns on this rank, with so many saves in each turn; the size of a checkpoint."""
     found: dict[str, list[Turn]] = {name: [] for name in VARIANTS}
+    model = training.MODELS["tiny"]
     size = None
     for number in range(rounds):
         for name, variant in VARIANTS.items():
             root = Path(place) / f"{number}-{name.strip('-').replace(' ', '-')}"
             options = variant.replace("FOLDER", shlex.quote(str(root))).replace("INTERVAL", str(interval))
             line = [
-                *shlex.split(f"{training.BASE} {RECIPE} {options}"),
+                *shlex.split(f"{training.BASE} {model.arguments} {RECIPE} {options}"),
                 *data,
-                *f"--global-batch-size {training.MICRO_BATCH_SIZE * microbatches}".split(),
+                *f"--micro-batch-size {model.micro_batch_size}".split(),
+                *f"--global-batch-size {model.micro_batch_size * microbatches}".split(),
                 *f"--train-iters {_last(interval, saves) + 1}".split(),
             ]
             loop = run.build(arguments.parse(line))
