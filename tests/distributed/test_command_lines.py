@@ -48,6 +48,11 @@ WRONG = {
     "GPU wanted": ("--device cuda", ["--device cuda", "no usable CUDA device"]),
     "processes do not fit": ("--tensor-model-parallel-size 3", ["2 process(es)", "= 6"]),
     "context parallel": ("--context-parallel-size 2", ["--context-parallel-size 2", "untested"]),
+    "bias of filled experts": (
+        "--num-experts 4 --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+        "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity",
+        ["--moe-pad-expert-input-to-capacity", "the bias would never move"],
+    ),
     "two at once": ("--num-layers 5 --fp16 --learning-rat 3", ["--num-layers 5", "--fp16", "--learning-rat"]),
 }
 

@@ -30,7 +30,6 @@ LAYOUTS = {
     "1f1b TP2": (2, TP2, ""),
     "1f1b EP2": (2, EP2, ""),
     "1f1b DP2": (2, "", ""),
-    "1f1b PP2, layers recomputed": (2, f"{PP2} {FULL}", ""),
     "2bw PP2": (2, f"{PP2} --pipeline-schedule 2bw", "1"),
     "2bw PP2, layers recomputed": (2, f"{PP2} {FULL} --pipeline-schedule 2bw", "1"),
     "2bw PP2, experts recomputed": (2, f"{PP2} {EXPERTS_AGAIN} --pipeline-schedule 2bw", "1"),
