@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.jobs import BASE, Outcome, _observe, _stall
+from tests.distributed.jobs import BASE, Outcome, _observe, _stall, train
 
 
 def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -21,6 +21,18 @@ def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
         except arguments.ArgumentProblems as wrong:
             found.append(list(wrong.problems))
     return found
+
+
+def train_in_parts(arguments: Sequence[str], part: int) -> Outcome:
+    """`train`, with optimizer steps over parts of at most `part` elements."""
+    from megatron_async.optim.corrections import pieces
+
+    defaults = pieces.step_in_pieces.__defaults__
+    pieces.step_in_pieces.__defaults__ = (pieces.PIECE, part)
+    try:
+        return train(arguments)
+    finally:
+        pieces.step_in_pieces.__defaults__ = defaults
 
 
 def train_with_a_bad_gradient(
