@@ -83,7 +83,6 @@ SHARDED = {
     "distributed": (4, f"--optimizer adam --use-distributed-optimizer {PP2_2BW}"),
     "distributed bf16": (4, f"--optimizer adam --use-distributed-optimizer --bf16 {PP2_2BW}"),
     "layer-wise": (4, f"--optimizer muon --use-distributed-optimizer {PP2_2BW}"),
-    "layer-wise bf16": (4, f"--optimizer muon --use-distributed-optimizer --bf16 {PP2_2BW}"),
     "experts": (4, f"--optimizer adam {MOE} --expert-model-parallel-size 2 {PP2_2BW}"),
     "wpipe": (2, f"--optimizer adam {PP2} --pipeline-schedule wpipe {UNTIED}"),
     "pipedream": (2, f"--optimizer adam {PP2} --pipeline-schedule pipedream --global-batch-size 1 {UNTIED}"),

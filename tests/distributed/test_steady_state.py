@@ -3,6 +3,8 @@
 
 import pytest
 
+from megatron_async.checkpoint import folder
+
 RECIPE = "--optimizer muon --staleness-correction error-feedback --pipeline-model-parallel-size 2 --train-iters 8"
 
 
@@ -31,3 +33,11 @@ def test_the_count_would_see_one(pool):
     arguments = RECIPE.replace("--staleness-correction error-feedback", "--pipeline-schedule 1f1b")
     for calls in pool.run("tests.distributed.jobs:blocking_calls", arguments.split(), ranks=2):
         assert "all_reduce" in calls
+
+
+def test_nothing_waits_for_a_checkpoint_that_is_being_written(pool, tmp_path):
+    """Saves after batches 2 and 4; counted is what lies between them."""
+    files = f"--save {tmp_path} --save-interval 2 --async-save".split()
+    arguments = [*RECIPE.replace("--train-iters 8", "--pipeline-schedule 2bw --train-iters 5").split(), *files]
+    assert pool.run("tests.distributed.jobs:blocking_calls", arguments, ranks=2) == [[], []]
+    assert folder.newest(tmp_path).iteration == 5
