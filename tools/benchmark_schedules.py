@@ -24,7 +24,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="result")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="picture, by its suffix PNG or SVG")
-    parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'schedules' is replaced")
+    parser.add_argument(
+        "--update",
+        type=Path,
+        metavar="FILE",
+        help="document whose sections 'schedules-real' and 'schedules-emulated' are replaced",
+    )
     parser.add_argument(
         "--cells",
         choices=("quick", "default", "full"),
@@ -69,7 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.figure:
         save_figure(document.figure(result), options.figure)
     if options.update:
-        document.replace_section(options.update, "schedules", document.schedules(result))
+        for compute in dict.fromkeys(row["compute"] for row in result["rows"]):
+            text = document.schedules(document.of_kind(result, compute))
+            document.replace_section(options.update, f"schedules-{compute}", text)
     failed = [item for item in absent if item.contender in ("2bw", "wpipe", "pipedream")]
     for item in failed:
         sys.stderr.write(f"{item.contender} P={item.stages} M={item.microbatches} {item.setting}: {item.reason}\n")

@@ -49,6 +49,15 @@ def schedules(result: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def of_kind(result: Mapping[str, Any], compute: str) -> dict[str, Any]:
+    """The part of a schedule benchmark with "real" or with "emulated" compute."""
+    return {
+        "machine": result["machine"],
+        "rows": [row for row in result["rows"] if row["compute"] == compute],
+        "absent": [item for item in result["absent"] if item["setting"].startswith(compute)],
+    }
+
+
 def _side_by_side(rows: Sequence[Mapping[str, Any]]) -> str:
     """Contenders down, micro-batches across."""
     counts = sorted({row["microbatches"] for row in rows})

@@ -31,6 +31,14 @@ def test_schedule_tables_have_contenders_down_and_micro_batches_across():
     assert "commit abc" in text and "a command" in text
 
 
+def test_real_and_emulated_compute_have_tables_of_their_own():
+    emulated = ROW | {"contender": "wpipe", "setting": "emulated, transfers 2 ms", "compute": "emulated"}
+    result = RESULT | {"rows": [row | {"compute": "real"} for row in RESULT["rows"]] + [emulated]}
+    real, sleeping = (document.of_kind(result, kind) for kind in ("real", "emulated"))
+    assert [row["contender"] for row in real["rows"]] == ["limit", "2bw"] and len(real["absent"]) == 1
+    assert [row["contender"] for row in sleeping["rows"]] == ["wpipe"] and sleeping["absent"] == []
+
+
 def test_only_the_section_is_replaced(tmp_path):
     path = tmp_path / "doc.md"
     path.write_text("before\n<!-- begin x -->\nold\n<!-- end x -->\nafter\n")
