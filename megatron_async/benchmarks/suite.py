@@ -80,7 +80,7 @@ class Absent:
 
 def cells(extent: str) -> list[tuple[Cell, Effort]]:
     """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in about an hour."""
-    pace = Pace(forward_ms=35.0, backward_ms=70.0)
+    pace = Pace(forward_ms=20.0, backward_ms=40.0)
     if extent == "quick":
         return [
             (Cell(2, 4), Effort(2, 3)),
@@ -90,21 +90,21 @@ def cells(extent: str) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, 3))
-        for microbatches, rounds in ((2, 4), (4, 2), (8, 1), (16, 1))
+        for microbatches, rounds in ((2, 4), (4, 3), (8, 2), (16, 1))
         if full or microbatches < 16
     ]
     balanced = [
         (emulated_cell(stages, factor * stages, pace), Effort(2 if full else 1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
-        if full or factor < 4
+        if full or factor < 4 or stages <= 4
     ]
     uneven = [
         (emulated_cell(stages, factor * stages, replace(pace, slow_rank=stages // 2)), Effort(1, 2))
         for stages in ((2, 4, 8, 16) if full else (4,))
-        for factor in ((1, 2, 4) if full else (1,))
+        for factor in ((1, 2, 4) if full else (2,))
     ]
-    links = [(emulated_cell(4, 4, replace(pace, transfer_ms=transfer)), Effort(1, 2)) for transfer in (3.5, 8.75)]
+    links = [(emulated_cell(4, 8, replace(pace, transfer_ms=transfer)), Effort(1, 2)) for transfer in (2.0, 5.0)]
     return real + balanced + uneven + links
 
 

@@ -6,7 +6,9 @@ of the gradient, exactly as a synchronous run does; the schedule leaves enough t
 arrive behind compute.
 
 Collectives started in `start` itself run at a fixed place of the schedule, so they may use groups that forwards and
-backwards use too. Those started later, when an earlier one is found complete, must have groups to themselves.
+backwards use too. Those started later, when an earlier one is found complete, come at a moment that differs from rank
+to rank. They have groups to themselves, one set for each chunk, and batches take them in order: otherwise the numbers
+of one batch or chunk could be added to those of another.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from megatron_async import megatron
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.host import HostValues
 from megatron_async.pipeline.logits import LogitMaxima
-from megatron_async.pipeline.reduction import Reduction, Steps
+from megatron_async.pipeline.reduction import Reduction, Steps, own_groups
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
 
@@ -112,6 +114,7 @@ class DeferredUpdate:
             for inner, group in megatron.norm_groups(optimizer)
         ]
         self._groups = list(dict.fromkeys(group for _, group in self._members))
+        *self._norm_groups, self._everyone = own_groups([*self._groups, None])
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
         self._late: dict[int, tuple[dist.Work, torch.Tensor]] = {}
@@ -127,9 +130,11 @@ class DeferredUpdate:
         self._in_flight[batch] = Reduction(self._reduce(batch, tokens, shared))
 
     def poll(self) -> None:
-        """Let reductions go on whose last step is complete."""
+        """Let reductions go on whose last step is complete, none before those of earlier batches are."""
         for reduction in self._in_flight.values():
             reduction.poll()
+            if not reduction.done:
+                return
 
     def apply(self, batch: int) -> UpdateReport:
         """Clip, step and publish the next weight version; the reductions must be done by now, else wait."""
@@ -198,9 +203,9 @@ class DeferredUpdate:
         own[1:] = torch.tensor(shared, dtype=torch.float64)
         works = [
             dist.all_reduce(square, group=group, async_op=True)
-            for square, group in zip(squares, self._groups, strict=True)
+            for square, group in zip(squares, self._norm_groups, strict=True)
         ]
-        everyone = dist.all_reduce(own, async_op=True)
+        everyone = dist.all_reduce(own, group=self._everyone, async_op=True)
         if self._rule.lag:
             self._late[batch] = everyone, own
             yield works

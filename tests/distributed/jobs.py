@@ -267,3 +267,25 @@ def exchange(elements: int, steps: int, late: int | None) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return wrong
+
+
+def crossed_sums() -> list[float]:
+    """Two sums over all ranks at a time, which every other rank starts in the other order."""
+    import torch
+    import torch.distributed as dist
+
+    from megatron_async.pipeline.reduction import own_groups
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = own_groups([None]) + own_groups([None])
+    sums = [torch.tensor([1.0]), torch.tensor([10.0])]
+    for _ in range(20):
+        order = [0, 1] if rank % 2 else [1, 0]
+        works = [dist.all_reduce(sums[index], group=groups[index], async_op=True) for index in order]
+        for work in works:
+            work.wait()
+        sums = [value / dist.get_world_size() for value in sums]
+    dist.barrier()
+    dist.destroy_process_group()
+    return [float(value) for value in sums]

@@ -2,6 +2,7 @@
 from dataclasses import dataclass
 
 from megatron_async.pipeline.reduction import Reduction
+from megatron_async.pipeline.update import DeferredUpdate
 
 
 @dataclass
@@ -55,3 +56,21 @@ def test_steps_without_collectives_are_done_at_once():
     reduction = Reduction(iter([[], [None]]))
     reduction.poll()
     assert reduction.done
+
+
+def test_a_batch_waits_for_the_batches_before_it():
+    """Else its collectives could be paired with another rank's of an earlier batch."""
+
+    class Pending:
+        done, polls = False, 0
+
+        def poll(self) -> None:
+            self.polls += 1
+
+    update, first, second = object.__new__(DeferredUpdate), Pending(), Pending()
+    update._in_flight = {4: first, 5: second}
+    update.poll()
+    assert (first.polls, second.polls) == (1, 0)
+    first.done = True
+    update.poll()
+    assert (first.polls, second.polls) == (2, 1)
