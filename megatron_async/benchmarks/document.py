@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -83,6 +84,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axis, (stages, setting) in zip(axes, panels, strict=False):
+        axis.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
         for name in dict.fromkeys(row["contender"] for row in rows):
             line = sorted(
                 (row["microbatches"], row["ratio_to_limit"])
