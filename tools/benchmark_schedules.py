@@ -36,6 +36,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="default",
         help="how many: about two minutes, twenty minutes or an hour on two cores",
     )
+    parser.add_argument(
+        "--emulate-compute-ms", metavar="F,B", default="20,40", help="emulated times of a rank (default: %(default)s)"
+    )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
     parser.add_argument("--compute", choices=("real", "emulated"), help="only cells of this kind")
@@ -47,8 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     platform.activate("cpu")
     from megatron_async.benchmarks import document, machine, suite
+    from megatron_async.benchmarks.stack import Pace
+    from megatron_async.training.emulation import EmulatedCompute
     from megatron_async.training.report import save_figure, write_atomically
 
+    try:
+        emulated = EmulatedCompute.parse(options.emulate_compute_ms)
+    except ValueError as error:
+        sys.stderr.write(f"--emulate-compute-ms {error}\n")
+        return 2
+    pace = Pace(emulated.forward_ms, emulated.backward_ms)
     unknown = sorted(set(options.contenders or ()) - set(suite.CONTENDERS))
     if unknown:
         sys.stderr.write(f"no such contender: {', '.join(unknown)}. Known: {', '.join(suite.CONTENDERS)}.\n")
@@ -56,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [name for name in suite.CONTENDERS if name in {"limit", *(options.contenders or suite.CONTENDERS)}]
     cells = [
         (cell, effort)
-        for cell, effort in suite.cells(options.cells)
+        for cell, effort in suite.cells(options.cells, pace)
         if (not options.stages or cell.stages in options.stages)
         and (options.compute is None or (cell.pace is None) == (options.compute == "real"))
     ]

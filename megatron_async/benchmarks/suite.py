@@ -25,6 +25,9 @@ CONTENDERS: Sequence[str] = (
     "pipedream",
 )
 
+PACE = Pace(forward_ms=20.0, backward_ms=40.0)
+"""Emulated times, unless others are asked for."""
+
 _TOLERANCE = 1e-3
 """Largest relative distance of trained weights: fp32, another order of sums, through three updates."""
 
@@ -78,9 +81,8 @@ class Absent:
     reason: str
 
 
-def cells(extent: str) -> list[tuple[Cell, Effort]]:
+def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in about an hour."""
-    pace = Pace(forward_ms=20.0, backward_ms=40.0)
     if extent == "quick":
         return [
             (Cell(2, 4), Effort(2, 3)),
