@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from megatron_async.pipeline.groups import own_groups
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -130,19 +132,9 @@ def connect(
         return Link(
             source=source,
             destination=destination,
-            group=_group_per_pipeline(stage_ranks, timeout),
+            group=own_groups([stage_ranks], timeout)[0],
             message=message,
             sends_in_flight=sends_in_flight,
         )
 
     return StageLinks(forward=link(previous, following), backward=link(following, previous))
-
-
-def _group_per_pipeline(stage_ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    """A new group for each pipeline of the job; return this rank's."""
-    pipelines: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(pipelines, stage_ranks)
-    distinct = sorted({tuple(ranks) for ranks in pipelines})
-    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in distinct], timeout=timeout)
-    assert group is not None
-    return group

@@ -13,19 +13,6 @@ import torch.distributed as dist
 Steps = Iterator[Sequence[dist.Work | None]]
 
 
-def own_groups(groups: Sequence[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:
-    """New groups of the same ranks, in the same order, that nobody else uses. Collective over all ranks of the job.
-
-    Args:
-        groups: this rank is in all of them; other ranks may give others. None stands for all ranks.
-    """
-    given = [tuple(dist.get_process_group_ranks(group)) for group in groups]
-    lists: list[list[tuple[int, ...]]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(lists, given)
-    made = {ranks: dist.new_group(list(ranks)) for ranks in sorted({ranks for those in lists for ranks in those})}
-    return [made[ranks] for ranks in given]
-
-
 class Reduction:
     """Drives a generator of collective steps.
 

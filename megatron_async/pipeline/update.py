@@ -25,9 +25,10 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from megatron_async import megatron
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
+from megatron_async.pipeline.groups import own_groups
 from megatron_async.pipeline.host import HostValues
 from megatron_async.pipeline.logits import LogitMaxima
-from megatron_async.pipeline.reduction import Reduction, Steps, own_groups
+from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
 
@@ -114,7 +115,8 @@ class DeferredUpdate:
             for inner, group in megatron.norm_groups(optimizer)
         ]
         self._groups = list(dict.fromkeys(group for _, group in self._members))
-        *self._norm_groups, self._everyone = own_groups([*self._groups, None])
+        members = [dist.get_process_group_ranks(group) for group in (*self._groups, None)]
+        *self._norm_groups, self._everyone = own_groups(members)
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
         self._late: dict[int, tuple[dist.Work, torch.Tensor]] = {}
