@@ -37,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="how many: about two minutes, twenty minutes or an hour on two cores",
     )
     parser.add_argument(
-        "--emulate-compute-ms", metavar="F,B", default="20,40", help="emulated times of a rank (default: %(default)s)"
+        "--emulate-compute-ms", metavar="F,B", default="60,120", help="emulated times of a rank (default: %(default)s)"
     )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")

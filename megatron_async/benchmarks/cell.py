@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """One cell on one rank: contenders built, checked against the one-process reference, then timed in turns."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,12 +71,14 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
     for _ in range(rounds):
         for name, contender in contenders.items():
             dist.barrier()
-            outcome.milliseconds.setdefault(name, []).extend(_turn(contender, batches))
+            outcome.milliseconds.setdefault(name, []).extend(_turn(cell, contender, batches))
     return outcome
 
 
-def _turn(contender: Contender, batches: int) -> list[float]:
+def _turn(cell: Cell, contender: Contender, batches: int) -> list[float]:
     before, after = contender.unsteady
-    ends = contender.run(before + batches + after)
-    steady = ends[before - 1 : len(ends) - after]
+    if cell.pace is None:
+        before = max(before, 1)  # caches hold what the contender before this one left
+    ends = [time.monotonic(), *contender.run(before + batches + after)]
+    steady = ends[before : len(ends) - after]
     return [(end - start) * 1e3 for start, end in pairwise(steady)]

@@ -17,8 +17,8 @@ class Contender(Protocol):
 
     Attributes:
         pieces: this rank's parts of the stack, by number.
-        unsteady: batches of each run whose times do not count: the first, and, where the pipe drains only at the end
-            of a run, the last.
+        unsteady: batches at the beginning and end of each run whose times do not count, because the pipe fills and
+            drains there: none where it does so in every batch.
     """
 
     pieces: dict[int, nn.Module]
@@ -106,7 +106,7 @@ class SynchronousContender:
         optimizer: steps them.
     """
 
-    unsteady = (1, 0)
+    unsteady = (0, 0)
 
     def __init__(
         self,

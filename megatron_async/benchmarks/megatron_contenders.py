@@ -69,8 +69,7 @@ class MegatronContender:
         }
         self.pieces = placement.pieces(stages)
         self._updates_per_batch = cell.microbatches if schedule == "pipedream" else 1
-        # A delayed pipe is drained at the end of a run only; its last batch has no next one beside it.
-        self.unsteady = (1, 0) if schedule == "1f1b" else (1, 1)
+        self.unsteady = (0, 0) if schedule == "1f1b" else (1, 1)
         self._update, self._last_chunk = 0, len(virtual) - 1
         self._completed: list[float] = []
         model = [megatron.data_parallel(stage, args) for stage in stages.values()]

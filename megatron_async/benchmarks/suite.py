@@ -25,8 +25,9 @@ CONTENDERS: Sequence[str] = (
     "pipedream",
 )
 
-PACE = Pace(forward_ms=20.0, backward_ms=40.0)
-"""Emulated times, unless others are asked for."""
+PACE = Pace(forward_ms=60.0, backward_ms=120.0)
+"""Emulated times, unless others are asked for: of the order of a stage of a large model on a GPU. Each micro-batch
+costs a rank some 2 ms beside them here, since all ranks share a few cores."""
 
 _TOLERANCE = 1e-3
 """Largest relative distance of trained weights: fp32, another order of sums, through three updates."""
@@ -92,21 +93,23 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, 3))
-        for microbatches, rounds in ((2, 4), (4, 3), (8, 2), (16, 1))
+        for microbatches, rounds in ((2, 4), (4, 2), (8, 1), (16, 1))
         if full or microbatches < 16
     ]
     balanced = [
         (emulated_cell(stages, factor * stages, pace), Effort(2 if full else 1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
-        if full or factor < 4 or stages <= 4
+        if full or factor < 4
     ]
     uneven = [
         (emulated_cell(stages, factor * stages, replace(pace, slow_rank=stages // 2)), Effort(1, 2))
         for stages in ((2, 4, 8, 16) if full else (4,))
         for factor in ((1, 2, 4) if full else (2,))
     ]
-    links = [(emulated_cell(4, 8, replace(pace, transfer_ms=transfer)), Effort(1, 2)) for transfer in (2.0, 5.0)]
+    links = [
+        (emulated_cell(4, 8, replace(pace, transfer_ms=share * pace.forward_ms)), Effort(1, 2)) for share in (0.1, 0.25)
+    ]
     return real + balanced + uneven + links
 
 

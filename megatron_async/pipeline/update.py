@@ -203,18 +203,14 @@ class DeferredUpdate:
         if tokens is not None and megatron.mpu.get_tensor_model_parallel_rank() == 0:
             own[0] = tokens
         own[1:] = torch.tensor(shared, dtype=torch.float64)
-        works = [
-            dist.all_reduce(square, group=group, async_op=True)
-            for square, group in zip(squares, self._norm_groups, strict=True)
-        ]
-        everyone = dist.all_reduce(own, group=self._everyone, async_op=True)
+        parts = [*zip(self._norm_groups, squares, strict=True)]
         if self._rule.lag:
-            self._late[batch] = everyone, own
-            yield works
-            self._results[batch] = HostValues(torch.cat(squares))
+            self._late[batch] = dist.all_reduce(own, group=self._everyone, async_op=True), own
         else:
-            yield [*works, everyone]
-            self._results[batch] = HostValues(torch.cat([*squares, own]))
+            parts.append((self._everyone, own))
+        works, sums = _sum(parts)
+        yield works
+        self._results[batch] = HostValues(torch.cat(sums))
 
     @staticmethod
     def _reduce_buffer(flat: FlatGradients) -> list[dist.Work | None]:
@@ -248,6 +244,22 @@ class DeferredUpdate:
             # A parameter's .grad must be empty while backward passes run: autograd would add to it in place.
             self._optimizer.zero_grad()
         return squares
+
+
+def _sum(parts: Sequence[tuple[dist.ProcessGroup, torch.Tensor]]) -> tuple[list[dist.Work], list[torch.Tensor]]:
+    """Start one sum for each group, since small ones cost the same as large ones.
+
+    Returns:
+        The handles, and for each part, a 1-D tensor, what will be its sum over its group.
+    """
+    works, sums = [], [part for _, part in parts]
+    for group in dict.fromkeys(group for group, _ in parts):
+        places = [place for place, (other, _) in enumerate(parts) if other is group]
+        together = torch.cat([sums[place] for place in places])
+        works.append(dist.all_reduce(together, group=group, async_op=True))
+        for place, total in zip(places, together.split([len(sums[place]) for place in places]), strict=True):
+            sums[place] = total
+    return works, sums
 
 
 def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:

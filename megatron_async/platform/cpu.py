@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from megatron_async.platform import gloo
+
 CPU = torch.device("cpu")
 _INSTALLED = "_megatron_async_cpu_patches"
 
@@ -369,6 +371,12 @@ PATCHES: tuple[Patch, ...] = (
         "the layer-wise optimizer gathers shards of different sizes; gloo takes equal ones",
         "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
         _uneven_shards_by_broadcast,
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d:ProcessGroupGloo",
+        "each of Megatron's many groups has a thread that wakes up a hundred times a second",
+        "core/parallel_state.py: def create_group(",
+        gloo.sharing_threads,
     ),
 )
 
