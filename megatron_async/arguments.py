@@ -98,6 +98,10 @@ class AsyncArguments:
     dry_run: bool = _option(False, "Resolve, check and print; train nothing. Needs no data and no second process.")
 
 
+_SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ")
+"""Megatron's objections about the number of processes and about saves without an interval."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of exiting, so that every problem of a command line can be collected."""
 
@@ -163,7 +167,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             setattr(args, name, value)
     args.device, args.device_sentence = device, sentence
     args.optimizer_for = args.optimizer_for or []
-    problems += settings.problems(args, settings.given(argv, parser))
+    given = settings.given(argv, parser)
+    problems += settings.problems(args, given)
+    problems += compatibility.ignored(given)
     if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
         args.num_virtual_stages_per_pipeline_rank = 2
     megatron.rank_from_environment(args)
@@ -171,8 +177,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         dry_run.complete(args)
     problems += rules.before_megatron(args)
     if (objection := megatron.check_arguments(args)) is not None:
-        # Megatron stops at its first objection. That about the number of processes is one of our rules already.
-        problems += [] if problems and objection.startswith("world size (") else [objection]
+        # Megatron stops at its first objection; some of our rules say the same in more words.
+        problems += [] if problems and any(text in objection for text in _SAID_BY_RULES) else [objection]
     else:
         problems += rules.after_megatron(args)
     if args.dry_run and not problems:

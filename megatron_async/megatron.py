@@ -53,6 +53,7 @@ from megatron.core.optimizer.optimizer import (
     Float16OptimizerWithFloat16Params,
     FP32Optimizer,
     MegatronOptimizer,
+    param_group_identifier_keys,
 )
 from megatron.core.optimizer.optimizer_config import OptimizerConfig, ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
@@ -152,6 +153,7 @@ __all__ = [
     "moe_layer_pattern",
     "mpu",
     "num_floating_point_operations",
+    "param_group_identifier_keys",
     "plan_checkpoint",
     "pretend_rank",
     "pretrain_cfg_container_from_args",
@@ -284,12 +286,15 @@ def initialize(args: argparse.Namespace) -> None:
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
     """The Megatron optimizers that own a torch optimizer each, in Megatron's order; stubs are left out."""
-    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    for member in chain:
-        if isinstance(member, ChainedOptimizer):
-            yield from inner_optimizers(member)
-        elif not member.is_stub_optimizer:
-            yield member
+    for member in members(optimizer):
+        yield from inner_optimizers(member)
+    if not members(optimizer) and not optimizer.is_stub_optimizer:
+        yield optimizer
+
+
+def members(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+    """What a chain of optimizers consists of; nothing for one that is no chain."""
+    return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else ()
 
 
 def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
@@ -302,8 +307,7 @@ def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Op
 
 def is_layer_wise(optimizer: MegatronOptimizer) -> bool:
     """Whether each parameter is stepped on by one data-parallel rank, which sends it to the others."""
-    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
-    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(is_layer_wise(member) for member in chain)
+    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(map(is_layer_wise, members(optimizer)))
 
 
 def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
@@ -340,8 +344,7 @@ def publish_weights(optimizer: MegatronOptimizer) -> None:
         if isinstance(inner, DistributedOptimizer):
             for chunk in inner.model_chunks:
                 chunk.start_param_sync(force_sync=True)
-    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else []
-    for member in (optimizer, *chain):
+    for member in (optimizer, *members(optimizer)):
         if isinstance(member, LayerWiseDistributedOptimizer):
             member.allgather_params()
 
@@ -1045,6 +1048,13 @@ def reduce_over_tensor_parallel(chunk: Any) -> None:
     _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
 
 
+class _OptimizerPerChunk(ChainedOptimizer):
+    """A chain of chunks' optimizers, each of which may be a chain itself."""
+
+    def _synchronize_steps(self) -> None:
+        """Nothing: the chain of each chunk does this by itself, and an update of one chunk may be skipped."""
+
+
 @contextlib.contextmanager
 def one_optimizer_per_chunk() -> Iterator[None]:
     """Let Megatron's set-up build a separate optimizer for each model chunk, chained in their order.
@@ -1055,7 +1065,7 @@ def one_optimizer_per_chunk() -> Iterator[None]:
 
     def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
         overrides = options.pop("config_overrides", None)
-        return ChainedOptimizer(
+        return _OptimizerPerChunk(
             [original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options) for chunk in model_chunks]
         )
 

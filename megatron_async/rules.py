@@ -26,6 +26,7 @@ def before_megatron(args: argparse.Namespace) -> list[str]:
         *_oracle(args),
         *_layout(args),
         *model_rules.problems(args),
+        *compatibility.interval(args),
     ]
     if not args.dry_run:
         problems += missing_data_files(args)

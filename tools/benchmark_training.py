@@ -2,9 +2,9 @@
 """Measure whole training runs on two CPU processes: speed, cost of each feature, memory, steadiness.
 
 Parts: whole (Megatron's 1F1B, 2BW and compute alone in turns, with clipping, Muon, error feedback, logs and data),
-features (what each of them costs on top of the bare schedule), memory (peak for each stage and schedule, predicted
-and counted), steady (2,000 batches: does anything grow?), saves (how long the pipeline stops for a checkpoint, and how
-much longer the run takes). See docs/measurements.md.
+features (where the time beside forwards and backwards goes with each of them), memory (peak for each stage and
+schedule, predicted and counted), steady (2,000 batches: does anything grow?), saves (how long the pipeline stops for a
+checkpoint, and how much longer the run takes). See docs/measurements.md.
 
 python tools/benchmark_training.py --json runs/benchmarks/training.json
 """
@@ -88,10 +88,6 @@ def _data(folder: Path) -> list[str]:
 def _turns(options: argparse.Namespace, folder: Path, model: str, variants: Any, microbatches: int) -> Any:
     from megatron_async.benchmarks import processes, training
 
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    for old in logs.glob("*.jsonl"):
-        old.unlink()
     return processes.run(
         "megatron_async.benchmarks.training:in_turns",
         training.MODELS[model],
@@ -100,10 +96,22 @@ def _turns(options: argparse.Namespace, folder: Path, model: str, variants: Any,
         microbatches,
         options.rounds,
         options.batches,
-        str(logs),
+        str(_empty_logs(folder)),
         ranks=training.STAGES,
-        timeout=120 + 30 * options.rounds * len(variants) + 2 * options.rounds * options.batches * len(variants),
+        timeout=_timeout(options.rounds, options.batches, len(variants)),
     )
+
+
+def _empty_logs(folder: Path) -> Path:
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    for old in logs.glob("*.jsonl"):
+        old.unlink()
+    return logs
+
+
+def _timeout(rounds: int, batches: int, variants: int) -> float:
+    return 120.0 + (30 + 2 * batches) * rounds * variants
 
 
 def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: int) -> dict[str, Any]:
@@ -132,12 +140,23 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
     }
 
 
-def _features(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from megatron_async.benchmarks import training
+def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+    from megatron_async.benchmarks import account, processes, training
 
     print("cost of each feature", flush=True)
-    timings = training.timings(_turns(options, folder, "tiny", training.PARTS, MICROBATCHES[0]))
-    return {name: asdict(timing) for name, timing in timings.items()}
+    rounds, batches = options.rounds, options.batches
+    ranks = processes.run(
+        "megatron_async.benchmarks.account:in_turns",
+        dict(training.FEATURES),
+        _data(folder),
+        MICROBATCHES[0],
+        rounds,
+        batches,
+        str(_empty_logs(folder)),
+        ranks=training.STAGES,
+        timeout=_timeout(rounds, batches, len(training.FEATURES)),
+    )
+    return account.medians(ranks)
 
 
 def _memory() -> list[dict[str, Any]]:

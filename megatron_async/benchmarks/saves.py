@@ -1,24 +1,23 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """What checkpoints cost a run: how long the pipeline stops for one, how much longer the run takes, how large one is."""
 
-import gc
 import math
+import os
 import shlex
 import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from megatron_async import arguments
-from megatron_async.benchmarks import processes, training
+from megatron_async.benchmarks import training
 from megatron_async.checkpoint import folder
-from megatron_async.training import run
 
 NONE = "no saves"
 VARIANTS: Mapping[str, str] = {
@@ -74,28 +73,14 @@ def in_turns(
 ) -> tuple[dict[str, list[Turn]], Size | None]:
     """Train every variant in turns on this rank, with so many saves in each turn; the size of a checkpoint."""
     found: dict[str, list[Turn]] = {name: [] for name in VARIANTS}
-    model = training.MODELS["tiny"]
-    size = None
+    last, size = _last(interval, saves), None
     for number in range(rounds):
         for name, variant in VARIANTS.items():
             root = Path(place) / f"{number}-{name.strip('-').replace(' ', '-')}"
             options = variant.replace("FOLDER", shlex.quote(str(root))).replace("INTERVAL", str(interval))
-            line = [
-                *shlex.split(f"{training.BASE} {model.arguments} {RECIPE} {options}"),
-                *data,
-                *f"--micro-batch-size {model.micro_batch_size}".split(),
-                *f"--global-batch-size {model.micro_batch_size * microbatches}".split(),
-                *f"--train-iters {_last(interval, saves) + 1}".split(),
-            ]
-            loop = run.build(arguments.parse(line))
-            found[name].append(_turn(loop, _last(interval, saves)))
-            rank = loop._args.rank
-            loop.metrics.close()
-            run.close()
-            del loop
-            gc.collect()
-            processes.new_meeting_point()
-            if rank == 0 and root.exists():
+            line = training.command_line(training.MODELS["tiny"], f"{RECIPE} {options}", data, microbatches, last + 1)
+            found[name].append(training.one_run(line, partial(_turn, last=last)))
+            if os.environ["RANK"] == "0" and root.exists():
                 size = measure(root / folder.name_of(interval))
                 shutil.rmtree(root)
     return found, size

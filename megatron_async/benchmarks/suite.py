@@ -92,8 +92,8 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
         ]
     full = extent == "full"
     real = [
-        (Cell(2, microbatches), Effort(rounds, 3))
-        for microbatches, rounds in ((2, 4), (4, 2), (8, 1), (16, 1))
+        (Cell(2, microbatches), Effort(rounds, batches))
+        for microbatches, rounds, batches in ((2, 4, 3), (4, 2, 2), (8, 1, 3), (16, 1, 3))
         if full or microbatches < 16
     ]
     balanced = [
@@ -108,7 +108,8 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
         for factor in ((1, 2, 4) if full else (2,))
     ]
     links = [
-        (emulated_cell(4, 8, replace(pace, transfer_ms=share * pace.forward_ms)), Effort(1, 2)) for share in (0.1, 0.25)
+        (emulated_cell(4, 8, replace(pace, transfer_ms=share * pace.forward_ms)), Effort(1, 2))
+        for share in ((0.1, 0.25) if full else (0.1,))
     ]
     return real + balanced + uneven + links
 

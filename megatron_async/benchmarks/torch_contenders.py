@@ -76,16 +76,21 @@ def _whole_batch(cell: Cell, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def limit(cell: Cell, rank: int) -> Contender:
-    """A rank's forwards, backwards and optimizer steps on what its neighbors would have sent, without neighbors."""
+    """A rank's forwards, backwards, loss and optimizer steps on what neighbors would have sent, without neighbors."""
     placement = Placement.straight(cell.stages)
     alone = Placement(tuple((rank, pieces) for _, pieces in placement.virtual))  # no emulated links
     stage = alone.build(cell, rank, rank)
     boundaries = reference.boundaries(cell, rank, reference.CHECKED_BATCHES)
+    data, last = [microbatch(cell, number) for number in range(_BATCHES * cell.microbatches)], rank == cell.stages - 1
 
     def forward_and_backward(batch: int) -> None:
-        for source, gradient in boundaries[batch % len(boundaries)]:
+        for position, (source, gradient) in enumerate(boundaries[batch % len(boundaries)]):
             output = stage(source.detach().requires_grad_(not stage.pre_process))
-            output.backward(gradient)
+            if last:
+                _, target = data[(batch * cell.microbatches + position) % len(data)]
+                (mean_square(output, target) / cell.microbatches).backward()
+            else:
+                output.backward(gradient)
 
     return SynchronousContender(alone.pieces({rank: stage}), forward_and_backward, make_optimizer([stage]))
 

@@ -5,8 +5,9 @@ import gc
 import shlex
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ WHOLE: Mapping[str, str] = {
 }
 """The comparison: compute alone, Megatron's 1F1B, and 2BW with error feedback; the last two with everything on."""
 
-PARTS: Mapping[str, str] = {
+FEATURES: Mapping[str, str] = {
     "bare": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP}",
     "clipping": f"--pipeline-schedule 2bw --optimizer adam {CLIP}",
     "metrics": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP} METRICS",
@@ -61,7 +62,7 @@ PARTS: Mapping[str, str] = {
     "muon, error feedback": f"--pipeline-schedule 2bw {MUON} {NO_CLIP} {ERROR_FEEDBACK}",
     "everything": f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK} METRICS",
 }
-"""What each feature costs on top of the bare schedule."""
+"""Each feature on top of the bare schedule."""
 
 _WARM_UP = 3
 
@@ -101,25 +102,49 @@ def in_turns(
     found: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name, variant in variants.items():
-            logs = Path(folder) / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
-            line = [
-                *shlex.split(BASE),
-                *f"{model.arguments} --micro-batch-size {model.micro_batch_size}".split(),
-                *shlex.split(variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")),
-                *data,
-                *f"--global-batch-size {model.micro_batch_size * microbatches}".split(),
-                *f"--train-iters {_WARM_UP + batches + 2}".split(),
-            ]
-            loop = run.build(arguments.parse(line))
-            milliseconds = _alone(loop, batches) if name == LIMIT else _batches(loop)
-            # The pipe fills during the first batches and drains after the last.
-            found[name] += milliseconds[_WARM_UP : _WARM_UP + batches]
-            loop.metrics.close()
-            run.close()
-            del loop
-            gc.collect()  # the run's process groups, and their threads, are part of cycles
-            processes.new_meeting_point()
+            options = with_logs(variant, Path(folder), f"{name}-{turn}")
+            line = command_line(model, options, data, microbatches, length(batches))
+            action = partial(_alone, batches=batches) if name == LIMIT else _batches
+            found[name] += timed(one_run(line, action), batches)
     return found
+
+
+def with_logs(variant: str, folder: Path, name: str) -> str:
+    """A variant's arguments with files for its logs."""
+    logs = folder / name.replace(" ", "-").replace(",", "")
+    return variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")
+
+
+def length(batches: int) -> int:
+    """Batches of a run of which so many are timed: the pipe fills during the first and drains after the last."""
+    return _WARM_UP + batches + 2
+
+
+def timed[Batch](run: Sequence[Batch], batches: int) -> Sequence[Batch]:
+    """Those batches of a run that count."""
+    return run[_WARM_UP : _WARM_UP + batches]
+
+
+def command_line(model: Model, options: str, data: Sequence[str], microbatches: int, batches: int) -> list[str]:
+    """Arguments of a run of so many batches of M micro-batches."""
+    return [
+        *shlex.split(f"{BASE} {model.arguments} {options}"),
+        *data,
+        *f"--micro-batch-size {model.micro_batch_size}".split(),
+        *f"--global-batch-size {model.micro_batch_size * microbatches} --train-iters {batches}".split(),
+    ]
+
+
+def one_run[Result](line: Sequence[str], action: Callable[[Loop], Result]) -> Result:
+    """Build a run on this rank, let `action` have it, and clear it away so that another one can follow."""
+    loop = run.build(arguments.parse(line))
+    result = action(loop)
+    loop.metrics.close()
+    run.close()
+    del loop
+    gc.collect()  # the run's process groups, and their threads, are part of cycles
+    processes.new_meeting_point()
+    return result
 
 
 def _batches(loop: Loop) -> list[float]:

@@ -8,7 +8,7 @@ Fixed: whatever the weights, the optimizer's state or the order of samples depen
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -67,6 +67,25 @@ _LEARNING_RATE = (
 )
 
 
+def ignored(given: Collection[str]) -> Iterator[str]:
+    """Options that a command line names (by destination) although nothing would come of them."""
+    for name in ("async_strategy", "use_persistent_ckpt_worker", "async_ckpt_use_cpu_shm"):
+        if name in given:
+            yield (
+                f"--{name.replace('_', '-')} would be ignored: it is about a worker process of Megatron's. With "
+                "--async-save each rank writes its part of a checkpoint in a thread of its own; leave it out."
+            )
+
+
+def interval(args: argparse.Namespace) -> Iterator[str]:
+    """Whether a run that saves says how often."""
+    if args.save and (args.save_interval is None or args.save_interval < 1):
+        yield (
+            f"--save {args.save} with --save-interval {args.save_interval}: give --save-interval N, at least 1, for a "
+            "checkpoint after every N batches; the end of a run has one too."
+        )
+
+
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with the arguments that have to do with checkpoints, among them those with what is to be loaded."""
     for flag in ("save", "load"):
@@ -78,12 +97,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             return
     if args.async_save and not args.save:
         yield "--async-save without --save would be ignored: name a folder."
-    for flag in ("use_persistent_ckpt_worker", "async_ckpt_use_cpu_shm"):
-        if getattr(args, flag):
-            yield (
-                f"--{flag.replace('_', '-')}: a worker process of Megatron's would do nothing. With --async-save each "
-                "rank writes its part of a checkpoint in a thread of its own; leave it out."
-            )
     if args.non_persistent_save_interval:
         yield "--non-persistent-save-interval: not supported; use --save-interval with --keep-last."
     if args.keep_last is not None and args.keep_last < 1:
@@ -158,8 +171,6 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
             )
     if not args.no_load_optim:
         yield from _correction(args, saved, path)
-        if args.num_experts:
-            yield from _expert_ranks(args, saved, path)
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler or args.no_load_optim:
         return
     now, before = _learning_rate(vars(args)), _learning_rate(saved)
@@ -184,17 +195,6 @@ def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         f"--staleness-correction is {now}, but {path} was saved with {before}, whose memory means something else. Give "
         "the saved value, or start anew without --load (or with --no-load-optim)."
     )
-
-
-def _expert_ranks(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Over several ranks, experts have an optimizer of their own beside that of the other parameters."""
-    now, before = args.expert_model_parallel_size, saved.get("expert_model_parallel_size", 1)
-    if (now > 1) != (before > 1):
-        yield (
-            f"--expert-model-parallel-size is {now}, but {path} was saved with {before}: sizes above 1 can be changed "
-            "for one another, but not for 1, since only there the experts' optimizer is saved apart from others. "
-            f"Give {'1' if before == 1 else 'a size above 1'}, or --no-load-optim."
-        )
 
 
 def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:

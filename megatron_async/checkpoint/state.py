@@ -5,7 +5,6 @@ Older weight versions are saved like the newest: as sharded tensors of the model
 in updates. The previous update of error feedback is part of the torch optimizer's state, like a momentum.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -163,16 +162,3 @@ def _params(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
     for param in _params(optimizer):
         yield optimizer.state[param]
-
-
-def reordered(optimizer: Any, *, by_chunk: bool) -> Any:
-    """What optimizers hold besides tensors (step counts, settings of groups), as saved, for another order of them.
-
-    A run with an optimizer for each chunk (WPipe) saves a dictionary of them by number; other runs save what one of
-    them saves. The settings are the same, and so are the step counts, unless updates of one chunk were skipped.
-
-    Args:
-        optimizer: as saved, in the other order.
-        by_chunk: whether there is an optimizer for each chunk now; there are two.
-    """
-    return {chunk: copy.deepcopy(optimizer) for chunk in range(2)} if by_chunk else optimizer[0]

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from megatron_async.checkpoint import compatibility, folder, manifest
 from megatron_async.checkpoint.agreement import Agreement, JointError
 from megatron_async.checkpoint.background import Notes, Writing, Written
 from megatron_async.checkpoint.manifest import Manifest
+from megatron_async.checkpoint.settings import fitted
 from megatron_async.checkpoint.state import (
     History,
     NoHistory,
@@ -30,7 +31,6 @@ from megatron_async.checkpoint.state import (
     expect_previous_update,
     has_previous_update,
     largest,
-    reordered,
 )
 
 # What a manifest says of the state, beyond the arguments that the run was started with.
@@ -90,11 +90,17 @@ class Checkpoints:
         step = found.iteration if found else None
         with _arguments(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
             args.iteration, args.num_floating_point_operations_so_far = megatron.load_checkpoint(
-                self._loaded, self._optimizer, self._scheduler, _common_state(saved, args)
+                self._loaded, self._optimizer, self._scheduler, self._fit
             )
         complete_optimizer_state(self._optimizer)
         self.saved = args.iteration if found else None
         self.scheduler_steps = saved.get("scheduler_steps", ())
+
+    def _fit(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's state besides tensors, for this run's optimizers."""
+        if "optimizer" in state:
+            state["optimizer"] = fitted(state["optimizer"], self._optimizer)
+        return state
 
     def restore(self, histories: Sequence[History]) -> None:
         """Hand the loaded older weight versions to a schedule, one history for each chunk."""
@@ -272,19 +278,6 @@ class Checkpoints:
 
 def _what_failed(root: Path, iteration: int) -> str:
     return f"saving the checkpoint of iteration {iteration} in {root} failed"
-
-
-def _common_state(saved: Mapping[str, Any], args: argparse.Namespace) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes a checkpoint's state besides tensors fit this run's optimizers."""
-    by_chunk = args.pipeline_schedule == "wpipe"
-    fits = by_chunk == (saved.get("pipeline_schedule") == "wpipe")
-
-    def change(state: dict[str, Any]) -> dict[str, Any]:
-        if not fits and "optimizer" in state:
-            state["optimizer"] = reordered(state["optimizer"], by_chunk=by_chunk)
-        return state
-
-    return change
 
 
 def delays(args: argparse.Namespace) -> tuple[str, int]:

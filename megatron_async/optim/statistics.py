@@ -14,27 +14,21 @@ from torch import Tensor
 from megatron_async.optim.corrections import Correction, step_in_pieces
 from megatron_async.optim.corrections.pieces import whole
 from megatron_async.optim.roles import role_names
-from megatron_async.pipeline.host import HostValues
+from megatron_async.pipeline.host import ReducedValues
 
 
 class PendingStatistics:
     """Statistics of one batch, on their way over all ranks."""
 
     def __init__(self, sums: Tensor, work: dist.Work | None) -> None:
-        self._sums, self._work = sums, work
-        self._values: HostValues | None = None
+        self._values = ReducedValues(sums, work)
 
     @property
     def ready(self) -> bool:
-        if self._values is None and (self._work is None or self._work.is_completed()):
-            self._fetch()
-        return self._values is not None and self._values.ready
+        return self._values.ready
 
     def read(self) -> dict[str, Any]:
         """Root mean squares: `update_rms` by role, `correction_rms` over all weights."""
-        if self._values is None:
-            self._fetch()
-        assert self._values is not None
         values = self._values.read()
         roles = len(role_names())
         squares, counts, correction = values[:roles], values[roles : 2 * roles], values[-1]
@@ -44,11 +38,6 @@ class PendingStatistics:
             if count
         }
         return {"update_rms": rms, "correction_rms": (correction / max(1.0, sum(counts))) ** 0.5}
-
-    def _fetch(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-        self._values = HostValues(self._sums)
 
 
 class UpdateStatistics:

@@ -1,17 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A run that was stopped and resumed equals one that was not, bit by bit; on another layout, to reduction order."""
+"""A run that was stopped and resumed equals one that was not, bit by bit."""
 
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from megatron_async.optim.algorithms.catalogue import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import MODELS, UNTIED
 from tests.distributed.pool import Pool
 from tests.distributed.resume_jobs import PIECES
+from tests.distributed.test_optimizers import CORRECTIONS, SPECIAL
 from tests.distributed.test_parity import ATOL, RTOL
 
 PP2 = "--pipeline-model-parallel-size 2"
@@ -26,18 +27,6 @@ BATCHES = 6
 
 def train(pool: Pool, arguments: str, ranks: int) -> list[Outcome]:
     return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=ranks, timeout=600)
-
-
-@pytest.fixture(scope="module")
-def saved(pool: Pool, tmp_path_factory):
-    """Runs that were not stopped and left a checkpoint after each batch, each made once: folder, outcomes."""
-
-    @cache
-    def run(recipe: str, ranks: int) -> tuple[Path, list[Outcome]]:
-        folder = tmp_path_factory.mktemp("saved")
-        return folder, train(pool, f"{recipe} --save {folder} --save-interval 1", ranks)
-
-    return run
 
 
 def resume(pool: Pool, folder: Path, step: int, recipe: str, ranks: int) -> list[Outcome]:
@@ -56,10 +45,20 @@ def assert_continues(resumed: list[Outcome], whole: list[Outcome], step: int, *,
         assert differing <= ({"expert-parallel-rng"} if experts else set())
 
 
+def assert_close(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
+    """Losses and weights of a run on another layout, to reduction order; weights cut among ranks by their losses."""
+    losses = [next(outcome.losses for outcome in run if outcome.losses) for run in (resumed, whole)]
+    np.testing.assert_allclose(losses[0], losses[1][step:], rtol=RTOL, atol=ATOL)
+    merged = [{name: value for outcome in run for name, value in outcome.weights.items()} for run in (resumed, whole)]
+    assert merged[0].keys() == merged[1].keys()
+    for name, value in merged[1].items():
+        if merged[0][name].shape != value.shape:
+            continue
+        np.testing.assert_allclose(merged[0][name], value, rtol=RTOL, atol=10 * ATOL, err_msg=name)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-@pytest.mark.parametrize(
-    ("schedule", "correction"), [("2bw", ""), ("2bw", EF), ("1f1b", ""), ("oracle", ""), ("oracle", EF)]
-)
+@pytest.mark.parametrize(("schedule", "correction"), [("2bw", ""), ("1f1b", ""), ("oracle", ""), ("oracle", EF)])
 def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
     ranks, layout = SCHEDULES[schedule]
     recipe = f"--optimizer {optimizer} {correction} {layout}"
@@ -67,10 +66,18 @@ def test_resume_is_bit_exact(pool, saved, schedule, correction, optimizer):
     assert_continues(resume(pool, folder, 3, recipe, ranks), whole, 3)
 
 
-@pytest.mark.parametrize("optimizer", ["normuon", "soap", "sgd"])
-def test_state_of_another_shape_than_the_weights(pool, saved, optimizer):
-    """Preconditioners; a momentum that Megatron does not prepare for a load; on the same layout and on another."""
-    recipe = f"--optimizer {optimizer} {EF}"
+@pytest.mark.parametrize("optimizer", names())
+def test_every_optimizer(pool, saved, optimizer):
+    """Preconditioners and momenta have shapes of their own; on the same layout, and in one process."""
+    _resume_here_and_in_one_process(pool, saved, f"--optimizer {optimizer} {SPECIAL.get(optimizer, '')} {EF}")
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_every_correction(pool, saved, correction):
+    _resume_here_and_in_one_process(pool, saved, CORRECTIONS[correction])
+
+
+def _resume_here_and_in_one_process(pool, saved, recipe):
     folder, whole = saved(f"{recipe} {SCHEDULES['2bw'][1]}", 2)
     assert_continues(resume(pool, folder, 3, f"{recipe} {SCHEDULES['2bw'][1]}", 2), whole, 3)
     assert_close(resume(pool, folder, 3, f"{recipe} {SCHEDULES['oracle'][1]}", 1), whole, 3)
@@ -85,6 +92,11 @@ SHARDED = {
     "layer-wise": (4, f"--optimizer muon --use-distributed-optimizer {PP2_2BW}"),
     "experts": (4, f"--optimizer adam {MOE} --expert-model-parallel-size 2 {PP2_2BW}"),
     "wpipe": (2, f"--optimizer adam {PP2} --pipeline-schedule wpipe {UNTIED}"),
+    "wpipe, chains of optimizers": (2, f"--optimizer muon {PP2} --pipeline-schedule wpipe {UNTIED}"),
+    "wpipe, layer-wise": (
+        4,
+        f"--optimizer muon --use-distributed-optimizer {PP2} --pipeline-schedule wpipe {UNTIED}",
+    ),
     "pipedream": (2, f"--optimizer adam {PP2} --pipeline-schedule pipedream --global-batch-size 1 {UNTIED}"),
 }
 
@@ -109,21 +121,21 @@ EVERYTHING = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]} --hidden-dropout 0.1 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_everything_switched_on(pool, saved, step):
     """Dropout, error feedback; in warm-up and near the end."""
-    folder, whole = saved(EVERYTHING, 2)
+    folder, whole = saved(EVERYTHING, 2, 1)
     assert_continues(resume(pool, folder, step, EVERYTHING, 2), whole, step)
 
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_piece_of_state_can_be_left_out(pool, saved, piece):
     """The comparison above notices each piece: without it the weights come out different."""
-    folder, whole = saved(EVERYTHING, 2)
+    folder, whole = saved(EVERYTHING, 2, 1)
     arguments = f"{EVERYTHING} --load {folder} --ckpt-step 3".split()
     spoiled = pool.run("tests.distributed.resume_jobs:resume_without", arguments, piece, ranks=2)
     assert any(not np.array_equal(spoiled[0].weights[name], value) for name, value in whole[0].weights.items())
 
 
 def test_saving_changes_nothing(pool, saved):
-    _, whole = saved(EVERYTHING, 2)
+    _, whole = saved(EVERYTHING, 2, 1)
     assert_continues(train(pool, EVERYTHING, 2), whole, 0)
 
 
@@ -145,90 +157,3 @@ def rows(file: Path) -> list[dict[str, float]]:
     timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
     parsed = [json.loads(line) for line in file.read_text().splitlines()]
     return [{key: row[key] for key in row if key not in timing} for row in parsed if "config" not in row]
-
-
-LAYOUTS = {
-    "PP4": (4, "--pipeline-model-parallel-size 4 --pipeline-schedule 2bw"),
-    "PP2xTP2": (4, f"{PP2} --tensor-model-parallel-size 2 --pipeline-schedule 2bw"),
-    "PP2xDP2": (4, f"{PP2} --pipeline-schedule 2bw"),
-    "micro-batch 2": (2, f"{PP2} --pipeline-schedule 2bw --micro-batch-size 2"),
-    "oracle": (1, "--gradient-delay 1"),
-    "PP2": (2, f"{PP2} --pipeline-schedule 2bw"),
-}
-
-
-@pytest.mark.parametrize(
-    ("origin", "target"),
-    [("PP2", "PP4"), ("PP2", "oracle"), ("PP2", "PP2xTP2"), ("oracle", "PP2xDP2"), ("PP4", "micro-batch 2")],
-)
-@pytest.mark.parametrize("optimizer", ["muon"])
-def test_another_layout(pool, saved, optimizer, origin, target):
-    recipe = f"--optimizer {optimizer} {EF}"
-    ranks, layout = LAYOUTS[origin]
-    folder, whole = saved(f"{recipe} {layout}", ranks)
-    ranks, layout = LAYOUTS[target]
-    assert_close(resume(pool, folder, 3, f"{recipe} {layout}", ranks), whole, 3)
-
-
-def assert_close(resumed: list[Outcome], whole: list[Outcome], step: int) -> None:
-    """Losses and weights of a run on another layout, to reduction order; weights cut among ranks by their losses."""
-    losses = [next(outcome.losses for outcome in run if outcome.losses) for run in (resumed, whole)]
-    np.testing.assert_allclose(losses[0], losses[1][step:], rtol=RTOL, atol=ATOL)
-    merged = [{name: value for outcome in run for name, value in outcome.weights.items()} for run in (resumed, whole)]
-    assert merged[0].keys() == merged[1].keys()
-    for name, value in merged[1].items():
-        if merged[0][name].shape != value.shape:
-            continue
-        np.testing.assert_allclose(merged[0][name], value, rtol=RTOL, atol=10 * ATOL, err_msg=name)
-
-
-def test_from_2bw_to_1f1b_is_a_synchronous_cooldown(pool, saved):
-    folder, _ = saved(f"--optimizer adam {EF} {SCHEDULES['2bw'][1]}", 2)
-    expected = train(pool, f"--optimizer adam {EF} {SCHEDULES['2bw'][1]} --sync-cooldown-iters 3", 2)
-    assert_close(resume(pool, folder, 3, f"--optimizer adam {PP2}", 2), expected, 3)
-
-
-def test_from_1f1b_to_2bw_is_a_synchronous_start(pool, saved):
-    folder, _ = saved(f"--optimizer adam {PP2}", 2)
-    recipe = f"--optimizer adam {EF} {SCHEDULES['2bw'][1]}"
-    expected = train(pool, f"{recipe} --sync-start-iters 3", 2)
-    assert_close(resume(pool, folder, 3, recipe, 2), expected, 3)
-
-
-# WPipe clips each chunk by a norm of its own.
-CHUNKS = f"--optimizer adam --clip-grad 0 {UNTIED}"
-
-
-def test_from_wpipe_to_1f1b_is_a_synchronous_cooldown(pool, saved):
-    """The optimizers of two chunks become one."""
-    folder, _ = saved(f"{CHUNKS} {PP2} --pipeline-schedule wpipe", 2)
-    expected = train(pool, f"{CHUNKS} {PP2} --pipeline-schedule wpipe --sync-cooldown-iters 3", 2)
-    assert_close(resume(pool, folder, 3, f"{CHUNKS} {PP2}", 2), expected, 3)
-
-
-@pytest.mark.parametrize(
-    ("origin", "target", "oracle"), [("wpipe", "2bw", "1"), ("2bw", "wpipe", "wpipe")], ids=["from", "to"]
-)
-def test_between_wpipe_and_2bw(pool, saved, origin, target, oracle):
-    """What the oracle makes of the same checkpoint."""
-    folder, _ = saved(f"{CHUNKS} {PP2} --pipeline-schedule {origin}", 2)
-    expected = resume(pool, folder, 3, f"{CHUNKS} --gradient-delay {oracle}", 1)
-    assert_close(resume(pool, folder, 3, f"{CHUNKS} {PP2} --pipeline-schedule {target}", 2), expected, 0)
-
-
-DISTRIBUTED = "--optimizer adam --use-distributed-optimizer"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "origin", "target"),
-    [
-        (DISTRIBUTED, (2, ""), (1, "")),
-        (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (2, PP2_2BW)),
-        (f"{DISTRIBUTED} {EF}", (4, PP2_2BW), (1, "--gradient-delay 1")),
-        (f"--optimizer adam {MOE}", (2, "--expert-model-parallel-size 2"), (4, "--expert-model-parallel-size 4")),
-    ],
-    ids=["DP2 to DP1", "PP2xDP2 to PP2", "PP2xDP2 to one process", "EP2 to EP4"],
-)
-def test_sharded_state_on_another_layout(pool, saved, recipe, origin, target):
-    folder, whole = saved(f"{recipe} {origin[1]}", origin[0])
-    assert_close(resume(pool, folder, 3, f"{recipe} {target[1]}", target[0]), whole, 3)

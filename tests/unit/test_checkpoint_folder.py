@@ -222,10 +222,3 @@ def test_ckpt_step(tmp_path):
     truncate(tmp_path / folder.name_of(10) / "__0_0.distcp")
     with pytest.raises(ValueError, match="damaged"):
         compatibility.chosen(arguments(ckpt_step=10), tmp_path)
-
-
-@pytest.mark.parametrize(("now", "before", "fits"), [(1, 2, False), (2, 1, False), (2, 4, True), (1, 1, True)])
-def test_experts_get_or_lose_an_optimizer_of_their_own(tmp_path, now, before, fits):
-    args = arguments(num_experts=4, expert_model_parallel_size=now)
-    problems = list(compatibility.differences(args, SAVED | {"expert_model_parallel_size": before}, tmp_path))
-    assert [f"--expert-model-parallel-size is {now}" in problem for problem in problems] == [True] * (not fits)
