@@ -20,12 +20,12 @@ class Outcome:
     """What a rank found in a cell.
 
     Attributes:
-        milliseconds: by contender, the time of every batch that counts.
+        turns: by contender, the milliseconds of every batch that counts, turn by turn.
         distances: by contender, the largest distance of this rank's weights from the reference's.
         refused: by contender that cannot run here, why.
     """
 
-    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    turns: dict[str, list[list[float]]] = field(default_factory=dict)
     distances: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
     for _ in range(rounds):
         for name, contender in contenders.items():
             dist.barrier()
-            outcome.milliseconds.setdefault(name, []).extend(_turn(cell, contender, batches))
+            outcome.turns.setdefault(name, []).append(_turn(cell, contender, batches))
     return outcome
 
 

@@ -53,7 +53,9 @@ class Row:
         setting: "real", or what is emulated.
         compute: "real" or "emulated".
         ms_median, ms_spread: on the slowest rank; the spread is the distance between the quartiles.
-        batches: how many were timed on that rank.
+        ratio_to_limit: median over rounds of this contender's median to that of compute alone in the same round, each
+            on its slowest rank: what slows the machine for longer than a round slows both.
+        batches: how many were timed on a rank.
         distance: of the trained weights from the one-process reference, relative to the way they have come.
         checked: whether that is small enough.
     """
@@ -93,7 +95,7 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 4, 3), (4, 2, 2), (8, 1, 3), (16, 1, 3))
+        for microbatches, rounds, batches in ((2, 6, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
         if full or microbatches < 16
     ]
     balanced = [
@@ -171,11 +173,11 @@ def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple
     absent = [
         Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()
     ]
-    limit = max(statistics.median(rank.milliseconds["limit"]) for rank in ranks)
+    limit = _medians([rank.turns["limit"] for rank in ranks])
     rows = []
-    for name in ranks[0].milliseconds:
+    for name in ranks[0].turns:
         distance = max(rank.distances[name] for rank in ranks)
-        row = _row(cell, name, [rank.milliseconds[name] for rank in ranks], limit, distance)
+        row = _row(cell, name, [rank.turns[name] for rank in ranks], limit, distance)
         if row.checked:
             rows.append(row)
         else:
@@ -184,8 +186,15 @@ def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple
     return rows, absent
 
 
-def _row(cell: Cell, name: str, milliseconds: Sequence[Sequence[float]], limit: float, distance: float) -> Row:
-    slowest = max(milliseconds, key=statistics.median)
+def _medians(ranks: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """From the batches of every rank, turn by turn: the slowest rank's median in each turn."""
+    return [max(map(statistics.median, turns)) for turns in zip(*ranks, strict=True)]
+
+
+def _row(
+    cell: Cell, name: str, ranks: Sequence[Sequence[Sequence[float]]], limit: Sequence[float], distance: float
+) -> Row:
+    slowest = max(([batch for turn in turns for batch in turn] for turns in ranks), key=statistics.median)
     lower, median, upper = statistics.quantiles(slowest, n=4, method="inclusive")
     return Row(
         contender=name,
@@ -195,7 +204,7 @@ def _row(cell: Cell, name: str, milliseconds: Sequence[Sequence[float]], limit: 
         setting=cell.label,
         ms_median=median,
         ms_spread=upper - lower,
-        ratio_to_limit=median / limit,
+        ratio_to_limit=statistics.median(own / alone for own, alone in zip(_medians(ranks), limit, strict=True)),
         batches=len(slowest),
         distance=distance,
         checked=distance <= _TOLERANCE,
