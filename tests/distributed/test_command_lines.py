@@ -53,6 +53,11 @@ WRONG = {
         "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity",
         ["--moe-pad-expert-input-to-capacity", "the bias would never move"],
     ),
+    "saves without an interval": ("--save /nowhere", ["1 problem", "--save /nowhere", "give --save-interval N"]),
+    "Megatron's checkpoint worker": (
+        "--async-strategy mcore --use-persistent-ckpt-worker",
+        ["--async-strategy would be ignored", "--use-persistent-ckpt-worker would be ignored"],
+    ),
     "two at once": ("--num-layers 5 --fp16 --learning-rat 3", ["--num-layers 5", "--fp16", "--learning-rat"]),
 }
 
