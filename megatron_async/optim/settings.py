@@ -145,6 +145,11 @@ def problems(args: argparse.Namespace, given_destinations: Iterable[str]) -> lis
     found += qk_clip.problems(args, frozenset(given_destinations))
     if args.optimizer not in catalogue.names():
         return found  # the parser reports the name
+    if args.optimizer == "sgd" and args.use_distributed_optimizer:
+        found.append(
+            "--optimizer sgd with --use-distributed-optimizer: Megatron's distributed optimizer cannot save "
+            "its momentum. Leave --use-distributed-optimizer out, or use another optimizer."
+        )
     if args.optimizer in ("adam", "sgd") and any(name != args.optimizer for name in overrides.values()):
         found.append(
             f"--optimizer {args.optimizer} steps on every parameter. Name another optimizer with --optimizer and give "

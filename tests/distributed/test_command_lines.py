@@ -54,6 +54,7 @@ WRONG = {
         ["--moe-pad-expert-input-to-capacity", "the bias would never move"],
     ),
     "saves without an interval": ("--save /nowhere", ["1 problem", "--save /nowhere", "give --save-interval N"]),
+    "sgd in flat pieces": ("--optimizer sgd --use-distributed-optimizer", ["--optimizer sgd", "cannot save"]),
     "Megatron's checkpoint worker": (
         "--async-strategy mcore --use-persistent-ckpt-worker",
         ["--async-strategy would be ignored", "--use-persistent-ckpt-worker would be ignored"],
