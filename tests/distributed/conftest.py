@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -7,14 +6,6 @@ import pytest
 
 from tests.distributed.jobs import Outcome
 from tests.distributed.pool import Pool
-
-
-@pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    """Worker processes shared by every distributed test of the session."""
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 @pytest.fixture(scope="module")

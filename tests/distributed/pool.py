@@ -131,6 +131,10 @@ def _serve(pipe: Connection, log: str) -> None:
     from megatron_async import platform
 
     platform.activate("cpu")
+    from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
+
+    # Megatron makes up 100,000 documents, which are 13 million of our short sequences, and shuffles them for every run.
+    MockGPTLowLevelDataset.size = 1000
     while True:
         try:
             job, args, environment = pipe.recv()
@@ -143,7 +147,7 @@ def _serve(pipe: Connection, log: str) -> None:
         except BaseException:
             answer = False, traceback.format_exc()
         pipe.send(answer)
-        # A run's objects are cycles, and hold its process groups; each group has three threads, one of which wakes up a
-        # hundred times a second. Left to themselves they would live for many jobs and take the cores.
+        # A run's objects are cycles, and hold its process groups, each with threads of its own. Left to themselves they
+        # would live for many jobs.
         del answer
         gc.collect()
