@@ -1,10 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Jobs for the worker pool."""
 
+import contextlib
 import pickle
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,24 @@ class Outcome:
     tensor_rank: int = 0
     random_states: dict[str, bytes] = field(default_factory=dict)
     status: int = 0
+
+
+@contextlib.contextmanager
+def whole_corpus() -> Iterator[None]:
+    """Megatron's made-up corpus in full (see the pool), for tests that need something of its first sequences."""
+    from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
+
+    small, MockGPTLowLevelDataset.size = MockGPTLowLevelDataset.size, 100_000
+    try:
+        yield
+    finally:
+        MockGPTLowLevelDataset.size = small
+
+
+def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
+    """As `train`."""
+    with whole_corpus():
+        return train(arguments)
 
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
@@ -220,7 +239,7 @@ def train_masked(arguments: Sequence[str]) -> Outcome:
 
     ForwardStep._batch = masked  # type: ignore[method-assign]
     try:
-        return train(arguments)
+        return train_on_whole_corpus(arguments)
     finally:
         ForwardStep._batch = original  # type: ignore[method-assign]
 

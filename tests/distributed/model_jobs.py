@@ -5,7 +5,7 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
-from tests.distributed.jobs import Outcome, _observe
+from tests.distributed.jobs import Outcome, _observe, whole_corpus
 
 RUN = (
     "--device cpu --seq-length 24 --max-position-embeddings 24 --micro-batch-size 1 --global-batch-size 4 "
@@ -23,7 +23,8 @@ def train(arguments: Sequence[str]) -> Outcome:
     from megatron_async.training import run
 
     outcome = Outcome()
-    loop = run.build(command_line.parse([*RUN, *arguments]))
+    with whole_corpus():
+        loop = run.build(command_line.parse([*RUN, *arguments]))
     _observe(loop, outcome)
     loop.run()
     loop.metrics.close()

@@ -153,7 +153,8 @@ def test_attention_logits_come_down_where_qk_clip_is_on(pool, tmp_path: Path):
         ("oracle", clip, "--gradient-delay 1", 1),
     ]:
         file = tmp_path / f"{name}.jsonl"
-        train(pool, f"{recipe} {extra} {layout} --metrics-file {file}", ranks)
+        arguments = f"{recipe} {extra} {layout} --metrics-file {file}".split()
+        pool.run("tests.distributed.jobs:train_on_whole_corpus", arguments, ranks=ranks)
         largest[name] = [json.loads(line)["max_attention_logit"] for line in file.read_text().splitlines()[1:]]
     assert largest["clipped"] == pytest.approx(largest["oracle"], rel=1e-2)
     assert max(largest["free"]) > 3 and largest["free"][-1] > 3
