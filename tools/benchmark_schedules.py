@@ -34,7 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--cells",
         choices=("quick", "default", "full"),
         default="default",
-        help="how many: about two minutes, twenty minutes or an hour on two cores",
+        help="how many: about two minutes, twenty minutes or some hours on two cores",
     )
     parser.add_argument(
         "--emulate-compute-ms", metavar="F,B", default="60,120", help="emulated times of a rank (default: %(default)s)"

@@ -85,7 +85,7 @@ class Absent:
 
 
 def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
-    """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in about an hour."""
+    """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in hours."""
     if extent == "quick":
         return [
             (Cell(2, 4), Effort(2, 3)),
