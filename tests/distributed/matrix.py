@@ -40,6 +40,8 @@ SHARDING = {"plain": "", "sharded": "--use-distributed-optimizer"}
 OPTIMIZERS = {"adam": "--optimizer adam", "muon": "--optimizer muon"}
 UNTIED = "--untie-embeddings-and-output-weights"
 
+TRAIN = "tests.distributed.jobs:train_on_whole_corpus"
+
 # Largest relative difference that the order of sums explains. In bf16 a weight on the other side of a rounding boundary
 # differs by 2^-8 of itself, and Adam makes a full step of a rounding error where the gradient is next to nothing; a run
 # with the wrong delay differs by more than ten times as much (see the tests).
@@ -161,7 +163,7 @@ def part_of(whole: np.ndarray, shape: tuple[int, ...], rank: int, name: str) -> 
 def measure(pool: Pool, cell: Cell, reference: Callable[[str], Outcome]) -> float:
     """Run a cell; its largest relative difference."""
     expected = reference(cell.reference)
-    pipeline = pool.run("tests.distributed.jobs:train", cell.pipeline.split(), ranks=cell.ranks, timeout=300)
+    pipeline = pool.run(TRAIN, cell.pipeline.split(), ranks=cell.ranks, timeout=300)
     return difference(pipeline, expected, norms=cell.schedule != "pipedream")
 
 
@@ -174,7 +176,7 @@ def main() -> int:
 
     def reference(arguments: str) -> Outcome:
         if arguments not in known:
-            known[arguments] = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=1)[0]
+            known[arguments] = pool.run(TRAIN, arguments.split(), ranks=1)[0]
         return known[arguments]
 
     console = Console(width=120)

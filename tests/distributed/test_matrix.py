@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tests.distributed.jobs import Outcome
-from tests.distributed.matrix import TOLERANCE, Cell, cells, difference, measure
+from tests.distributed.matrix import TOLERANCE, TRAIN, Cell, cells, difference, measure
 from tests.distributed.pool import Pool
 
 NAMES = (
@@ -33,7 +33,7 @@ CELLS = {cell.name: cell for cell in cells()}
 def reference(pool: Pool):
     @cache
     def run(arguments: str) -> Outcome:
-        return pool.run("tests.distributed.jobs:train", arguments.split(), ranks=1)[0]
+        return pool.run(TRAIN, arguments.split(), ranks=1)[0]
 
     return run
 
@@ -70,7 +70,7 @@ def test_feature_under_2bw(pool, reference, extra):
     common, alone = EXTRAS[extra]
     expected = reference(f"{recipe} {common} --gradient-delay 1")
     arguments = f"{recipe} {common} {alone} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
-    pipeline = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=2)
+    pipeline = pool.run(TRAIN, arguments.split(), ranks=2)
     assert difference(pipeline, expected, norms=True) <= TOLERANCE["bf16" if "bf16" in extra else "fp32"]
 
 
@@ -78,13 +78,13 @@ def test_recomputation_with_biased_routers(pool, reference):
     """Routers count while layers are recomputed, in the backward pass, when the next batch is under way."""
     cell = Cell("2bw", "PP2", "moe", "fp32", "plain", "adam")
     recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    pipeline = pool.run("tests.distributed.jobs:train", f"{cell.pipeline} {recompute}".split(), ranks=2)
+    pipeline = pool.run(TRAIN, f"{cell.pipeline} {recompute}".split(), ranks=2)
     assert difference(pipeline, reference(cell.reference), norms=True) <= TOLERANCE["fp32"]
 
 
 def test_copies_of_a_tied_embedding_stay_bit_equal(pool):
     arguments = "--optimizer muon --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
-    first, last = pool.run("tests.distributed.jobs:train", arguments.split(), ranks=2)
+    first, last = pool.run(TRAIN, arguments.split(), ranks=2)
     name = "embedding.word_embeddings.weight"
     assert (first.weights[name] == last.weights[name]).all()
 
