@@ -85,33 +85,27 @@ def _data(folder: Path) -> list[str]:
     return prepare_corpus(folder / "corpus", vocab_size=training.VOCABULARY).megatron_arguments()
 
 
-def _turns(options: argparse.Namespace, folder: Path, model: str, variants: Any, microbatches: int) -> Any:
+def _turns(
+    options: argparse.Namespace, folder: Path, model: str, variants: Any, microbatches: int, module: str = "training"
+) -> Any:
     from megatron_async.benchmarks import processes, training
 
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    for old in logs.glob("*.jsonl"):
+        old.unlink()
     return processes.run(
-        "megatron_async.benchmarks.training:in_turns",
+        f"megatron_async.benchmarks.{module}:in_turns",
         training.MODELS[model],
         dict(variants),
         _data(folder),
         microbatches,
         options.rounds,
         options.batches,
-        str(_empty_logs(folder)),
+        str(logs),
         ranks=training.STAGES,
-        timeout=_timeout(options.rounds, options.batches, len(variants)),
+        timeout=120 + (30 + 2 * options.batches) * options.rounds * len(variants),
     )
-
-
-def _empty_logs(folder: Path) -> Path:
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    for old in logs.glob("*.jsonl"):
-        old.unlink()
-    return logs
-
-
-def _timeout(rounds: int, batches: int, variants: int) -> float:
-    return 120.0 + (30 + 2 * batches) * rounds * variants
 
 
 def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: int) -> dict[str, Any]:
@@ -141,21 +135,10 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
 
 
 def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
-    from megatron_async.benchmarks import account, processes, training
+    from megatron_async.benchmarks import account, training
 
     print("cost of each feature", flush=True)
-    rounds, batches = options.rounds, options.batches
-    ranks = processes.run(
-        "megatron_async.benchmarks.account:in_turns",
-        dict(training.FEATURES),
-        _data(folder),
-        MICROBATCHES[0],
-        rounds,
-        batches,
-        str(_empty_logs(folder)),
-        ranks=training.STAGES,
-        timeout=_timeout(rounds, batches, len(training.FEATURES)),
-    )
+    ranks = _turns(options, folder, "tiny", training.FEATURES, MICROBATCHES[0], "account")
     return account.medians(ranks)
 
 

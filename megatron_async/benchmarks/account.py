@@ -8,7 +8,6 @@ part is timed where it runs.
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from megatron_async.benchmarks import training
@@ -77,18 +76,9 @@ def _train(loop: Loop) -> list[Batch]:
     return account.batches
 
 
-def in_turns(
-    variants: Mapping[str, str], data: Sequence[str], microbatches: int, rounds: int, batches: int, folder: str
-) -> dict[str, list[Batch]]:
-    """Train variants of the quick start's model in turns on this rank; see `training.in_turns`."""
-    found: dict[str, list[Batch]] = {name: [] for name in variants}
-    model = training.MODELS["tiny"]
-    for turn in range(rounds):
-        for name, variant in variants.items():
-            options = training.with_logs(variant, Path(folder), f"{name}-{turn}")
-            line = training.command_line(model, options, data, microbatches, training.length(batches))
-            found[name] += training.timed(training.one_run(line, _train), batches)
-    return found
+def in_turns(*arguments: Any) -> dict[str, list[Batch]]:
+    """`training.in_turns`, with the parts of every batch."""
+    return training.in_turns(*arguments, action=_train)
 
 
 def medians(ranks: Sequence[Mapping[str, Sequence[Batch]]]) -> dict[str, dict[str, float]]:

@@ -89,7 +89,9 @@ def in_turns(
     rounds: int,
     batches: int,
     folder: str,
-) -> dict[str, list[float]]:
+    *,
+    action: Callable[[Loop], Sequence[Any]] | None = None,
+) -> dict[str, list[Any]]:
     """Train every variant in turns on this rank; return the milliseconds of each batch after the warm-up.
 
     Args:
@@ -98,31 +100,18 @@ def in_turns(
             `LIMIT` computes its stage and steps its optimizer, and talks to nobody.
         data: arguments that name the data.
         folder: for metrics files.
+        action: trains a run and returns something else for each batch.
     """
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    found: dict[str, list[Any]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name, variant in variants.items():
-            options = with_logs(variant, Path(folder), f"{name}-{turn}")
-            line = command_line(model, options, data, microbatches, length(batches))
-            action = partial(_alone, batches=batches) if name == LIMIT else _batches
-            found[name] += timed(one_run(line, action), batches)
+            logs = Path(folder) / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
+            options = variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")
+            line = command_line(model, options, data, microbatches, _WARM_UP + batches + 2)
+            train = partial(_alone, batches=batches) if name == LIMIT else action or _batches
+            # The pipe fills during the first batches and drains after the last.
+            found[name] += one_run(line, train)[_WARM_UP : _WARM_UP + batches]
     return found
-
-
-def with_logs(variant: str, folder: Path, name: str) -> str:
-    """A variant's arguments with files for its logs."""
-    logs = folder / name.replace(" ", "-").replace(",", "")
-    return variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")
-
-
-def length(batches: int) -> int:
-    """Batches of a run of which so many are timed: the pipe fills during the first and drains after the last."""
-    return _WARM_UP + batches + 2
-
-
-def timed[Batch](run: Sequence[Batch], batches: int) -> Sequence[Batch]:
-    """Those batches of a run that count."""
-    return run[_WARM_UP : _WARM_UP + batches]
 
 
 def command_line(model: Model, options: str, data: Sequence[str], microbatches: int, batches: int) -> list[str]:
