@@ -20,8 +20,7 @@ from megatron_async.optim.algorithms import catalogue
 from megatron_async.optim.corrections import CORRECTIONS
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
-
-PIPELINE_SCHEDULES = ("1f1b", "2bw", "wpipe", "pipedream")
+from megatron_async.schedules import SCHEDULES
 
 
 class ArgumentProblems(ValueError):
@@ -51,8 +50,9 @@ class AsyncArguments:
     pipeline_schedule: str = _option(
         "1f1b",
         "1f1b is Megatron-Core's own, with a bubble in every batch. The others never drain: 2bw has gradients one step "
-        "old; wpipe only in the first half of the layers; pipedream, the original, P-1-s steps old on stage s.",
-        choices=PIPELINE_SCHEDULES,
+        "old; 2bw-eager the same, and hides transfers between stages for nearly twice the activations; wpipe one step "
+        "old only in the first half of the layers; pipedream, the original, P-1-s steps old on stage s.",
+        choices=tuple(SCHEDULES),
     )
     gradient_delay: str | None = _option(
         None,

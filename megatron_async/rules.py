@@ -9,6 +9,7 @@ from megatron_async import megatron, model_rules
 from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.optim import oracle
+from megatron_async.schedules import SCHEDULES
 from megatron_async.training.emulation import EmulatedCompute
 
 
@@ -189,12 +190,13 @@ def _batch(args: argparse.Namespace) -> Iterator[str]:
             f"--global-batch-size must be --micro-batch-size {args.micro_batch_size} x data-parallel size "
             f"{args.data_parallel_size} = {per_step}, not {args.global_batch_size}."
         )
-    if args.pipeline_schedule in ("2bw", "wpipe") and microbatches < stages:
+    least = SCHEDULES[args.pipeline_schedule].least_microbatches(stages)
+    if microbatches < least:
         yield (
-            f"--pipeline-schedule {args.pipeline_schedule} needs at least as many micro-batches per batch as pipeline "
-            f"stages: {microbatches} micro-batches (global batch {args.global_batch_size} / micro-batch "
+            f"--pipeline-schedule {args.pipeline_schedule} needs at least {least} micro-batches per batch: "
+            f"{microbatches} micro-batches (global batch {args.global_batch_size} / micro-batch "
             f"{args.micro_batch_size} / data-parallel {args.data_parallel_size}) for {stages} stages. Raise "
-            f"--global-batch-size to at least {stages * per_step}, lower --micro-batch-size or the data-parallel size, "
+            f"--global-batch-size to at least {least * per_step}, lower --micro-batch-size or the data-parallel size, "
             "or use fewer stages."
         )
 

@@ -49,6 +49,7 @@ class Request:
     microbatches: int
     batches: int
     costs: StageCosts
+    transfer: float
     format: str
     output: Path | None
 
@@ -66,6 +67,9 @@ def build_parser() -> Parser:
         default="1,2,0",
         help="times of forward and backward of one micro-batch through one rank's layers, and of the update"
         " (default: 1,2,0)",
+    )
+    parser.add_argument(
+        "--transfer", metavar="T", default="0", help="time of an activation or gradient between two ranks (default: 0)"
     )
     parser.add_argument("--format", default="text", help=f"one of {', '.join(FORMATS)} (default: text)")
     parser.add_argument("--output", metavar="FILE", help="write to this file; svg and png need it")
@@ -93,7 +97,7 @@ def parse_arguments(arguments: list[str]) -> Request:
         problems += schedule_problems(
             values.schedule, stages=stages or 1, microbatches=microbatches or 1, batches=batches or 1
         )
-    costs = _parse_times(values.times, problems)
+    costs, transfer = _parse_times(values.times, problems), _parse_transfer(values.transfer, problems)
     if values.format not in FORMATS:
         problems.append(f"--format {values.format!r}: choose one of {', '.join(FORMATS)}")
     elif values.format in NEEDS_OUTPUT and values.output is None:
@@ -103,7 +107,7 @@ def parse_arguments(arguments: list[str]) -> Request:
             problems.append(f"--output {values.output}: its folder does not exist")
         elif Path(values.output).is_dir():
             problems.append(f"--output {values.output}: is a folder, give the name of a file")
-    if problems or stages is None or microbatches is None or batches is None or costs is None:
+    if problems or stages is None or microbatches is None or batches is None or costs is None or transfer is None:
         raise ValueError("\n".join(problems))
     return Request(
         schedule=values.schedule,
@@ -111,6 +115,7 @@ def parse_arguments(arguments: list[str]) -> Request:
         microbatches=microbatches,
         batches=batches,
         costs=costs,
+        transfer=transfer,
         format=values.format,
         output=None if values.output is None else Path(values.output),
     )
@@ -137,11 +142,22 @@ def _parse_times(text: str, problems: list[str]) -> StageCosts | None:
     return StageCosts(forward=forward, backward=backward, update=update)
 
 
+def _parse_transfer(text: str, problems: list[str]) -> float | None:
+    try:
+        transfer = float(text)
+        if not (transfer >= 0 and math.isfinite(transfer)):
+            raise ValueError
+    except ValueError:
+        problems.append(f"--transfer {text!r}: must be a number, not negative")
+        return None
+    return transfer
+
+
 def render(request: Request) -> bytes:
     """The contents of the output."""
     schedule = make_schedule(request.schedule, request.stages, request.microbatches, request.batches)
     validate(schedule)
-    result = simulate(schedule, request.costs)
+    result = simulate(schedule, request.costs, transfer=request.transfer)
     match request.format:
         case "png":
             return to_png(schedule, result)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from megatron_async.training.report import write_atomically
 
-_OURS = ("2bw", "wpipe", "pipedream")
+OURS = ("2bw", "2bw-eager", "wpipe", "pipedream")
 _TALLEST = 2.1
 """Top of the picture, in times of the limit: about 1F1B with as many micro-batches as stages."""
 
@@ -66,7 +66,7 @@ def _side_by_side(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for name in dict.fromkeys(row["contender"] for row in rows):
         cells = [found.get((name, count)) for count in counts]
-        lines.append([f"**{name}**" if name in _OURS else name, *(_cell(cell) for cell in cells)])
+        lines.append([f"**{name}**" if name in OURS else name, *(_cell(cell) for cell in cells)])
     return table(["contender", *(f"M = {count}" for count in counts)], lines)
 
 
@@ -91,7 +91,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
                 for row in rows
                 if (row["stages"], row["setting"], row["contender"]) == (stages, setting, name)
             )
-            style = {"linewidth": 2.2, "marker": "o"} if name in _OURS else {"linewidth": 1.0, "marker": "."}
+            style = {"linewidth": 2.2, "marker": "o"} if name in OURS else {"linewidth": 1.0, "marker": "."}
             axis.plot([count for count, _ in line], [ratio for _, ratio in line], label=name, **style)
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted({row["microbatches"] for row in rows if row["stages"] == stages}))

@@ -16,10 +16,12 @@ import torch
 
 from megatron_async import arguments, megatron
 from megatron_async.benchmarks.contenders import Contender, Placement, Refused
+from megatron_async.benchmarks.reference import CHECKED_BATCHES
 from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_square, microbatches
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.schedules import SCHEDULES, schedule_problems
 from megatron_async.training.phases import Phases
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
 
@@ -145,9 +147,10 @@ def megatron_interleaved(args: argparse.Namespace, cell: Cell, rank: int) -> Con
 def delayed(schedule: str, args: argparse.Namespace, cell: Cell, rank: int) -> Contender:
     """One of the product's schedules."""
     place = Placement.looped if schedule == "wpipe" else Placement.straight
-    if cell.microbatches < cell.stages and schedule != "pipedream":
-        raise Refused(f"{cell.microbatches} micro-batches for {cell.stages} stages: {schedule} needs as many")
+    problems = schedule_problems(schedule, stages=cell.stages, microbatches=cell.microbatches, batches=CHECKED_BATCHES)
+    if problems:
+        raise Refused("; ".join(problems))
     return MegatronContender(args, cell, rank, schedule, place(cell.stages))
 
 
-DELAYED: Sequence[str] = ("2bw", "wpipe", "pipedream")
+DELAYED: Sequence[str] = tuple(name for name in SCHEDULES if name != "1f1b")

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from megatron_async import arguments
 from megatron_async.benchmarks import processes
 from megatron_async.benchmarks.training import forward_alone
-from megatron_async.schedules import StageCosts, make_schedule, simulate
+from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, simulate
 from megatron_async.training import run
 
 MODEL = """--device cpu --num-layers 8 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512 --swiglu
@@ -29,6 +29,7 @@ VARIANTS: Mapping[str, str] = {
     "1f1b": "--pipeline-schedule 1f1b",
     "2bw": "--pipeline-schedule 2bw",
     "2bw, error feedback": "--pipeline-schedule 2bw --staleness-correction error-feedback",
+    "2bw-eager": "--pipeline-schedule 2bw-eager",
     "wpipe": "--pipeline-schedule wpipe",
     "pipedream": "--pipeline-schedule pipedream",
 }
@@ -139,7 +140,8 @@ def compare(
 
 def _extra_versions(schedule: str, stages: int, stage: int) -> float:
     """Weight copies beyond one, in units of the stage's weights."""
-    return {"1f1b": 0.0, "2bw": 1.0, "wpipe": 0.5, "pipedream": float(stages - 1 - stage)}[schedule]
+    limits = SCHEDULES[schedule].version_limits(stages, stage)
+    return sum(limits) / len(limits) - 1
 
 
 def _live(schedule: str, stages: int, microbatches: int) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ def piece_delays(cell: Cell, contender: str) -> list[int]:
     """Gradient delay, in updates, of each piece of the stack under a contender."""
     pieces = range(2 * cell.stages)
     match contender:
-        case "2bw":
+        case "2bw" | "2bw-eager":
             return [1 for _ in pieces]
         case "wpipe":
             return [1 if piece < cell.stages else 0 for piece in pieces]

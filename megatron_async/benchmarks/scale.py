@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_async.schedules import StageCosts, make_schedule, simulate
+from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, simulate
 from megatron_async.schedules.formulas import MicroBatchCosts, dualpipe_bubble, interleaved_bubble, zb1p_bubble
 
 DEVICES = (64, 256, 1024, 2048, 4096)
@@ -82,7 +82,7 @@ LAYOUTS: Sequence[Layout] = (
     ),
 )  # fmt: skip
 
-_WITH_TABLE = ("1f1b", "2bw", "wpipe")
+_WITH_TABLE = ("1f1b", "2bw", "2bw-eager", "wpipe")
 _BY_FORMULA = ("interleaved-1f1b", "zb1p", "dualpipe")
 
 
@@ -138,9 +138,8 @@ def _estimate(schedule: str, layout: Layout, devices: int, microbatches: int, as
     replicas = devices // (layout.tensor * layout.stages)
     costs, transfer, reduction = times(layout, replicas, assumed)
     compute = microbatches * (costs.forward + costs.backward) + costs.update
-    if microbatches < layout.stages and schedule != "1f1b":
-        why = "the formula holds for" if schedule in _BY_FORMULA else "the schedule needs"
-        return Estimate(schedule, devices, microbatches, problem=f"{why} M >= {layout.stages}")
+    if problem := _problem(schedule, layout.stages, microbatches):
+        return Estimate(schedule, devices, microbatches, problem=problem)
     if schedule in _BY_FORMULA:
         rho, live = _formula(schedule, layout.stages, microbatches, costs)
         step = microbatches * (costs.forward + costs.backward) * (1 + rho) + reduction + costs.update
@@ -155,6 +154,14 @@ def _estimate(schedule: str, layout: Layout, devices: int, microbatches: int, as
         tokens_per_s=layout.batch * layout.sequence / step,
         memory_gb=_memory(schedule, layout, replicas, live, assumed) / 1e9,
     )
+
+
+def _problem(schedule: str, stages: int, microbatches: int) -> str:
+    """Why there is no estimate; "" where there is one."""
+    if schedule in _BY_FORMULA:
+        return "" if microbatches >= stages else f"the formula holds for M >= {stages}"
+    least = SCHEDULES[schedule].least_microbatches(stages)
+    return "" if microbatches >= least else f"the schedule needs M >= {least}"
 
 
 def _simulated(
@@ -182,12 +189,20 @@ def _formula(schedule: str, stages: int, microbatches: int, costs: StageCosts) -
 def _memory(schedule: str, layout: Layout, replicas: int, live: float, assumed: Assumptions) -> float:
     """Bytes on one device: bf16 weights, fp32 gradients; fp32 master weights and momentum spread over the replicas."""
     local, sharers = layout.local_parameters, max(1, replicas // layout.expert_ranks)
-    copies = {"2bw": 2.0, "wpipe": 1.5, "dualpipe": 2.0}.get(schedule, 1.0)
-    generations = 2.0 if schedule in ("2bw", "wpipe", "dualpipe") else 1.0
-    corrected = 1.0 if schedule == "2bw" else 0.0
+    copies = _weight_copies(schedule, layout.stages)
+    generations = 2.0 if copies > 1 else 1.0
+    corrected = 1.0 if schedule.startswith("2bw") else 0.0
     layers = math.ceil(layout.layers / layout.stages)
     activations = assumed.activation_bytes * layout.sequence * layout.hidden / layout.tensor * layers * live
     return local * (2 * copies + 4 * generations + (8 + 4 * corrected) / sharers) + activations
+
+
+def _weight_copies(schedule: str, stages: int) -> float:
+    """Copies of its weights on the first stage."""
+    if schedule in _BY_FORMULA:
+        return 2.0 if schedule == "dualpipe" else 1.0
+    limits = SCHEDULES[schedule].version_limits(stages, 0)
+    return sum(limits) / len(limits)
 
 
 def report(assumed: Assumptions, devices: Sequence[int] = DEVICES) -> str:
@@ -201,8 +216,9 @@ def report(assumed: Assumptions, devices: Sequence[int] = DEVICES) -> str:
         "schedules do not hide and the delayed ones do; expert all-to-all inside the utilization; Muon; bf16 weights, "
         "fp32 gradients, fp32 master weights and momentum spread over the replicas of a parameter; "
         f"{assumed.activation_bytes:.0f} bytes per layer, token and hidden channel of activations, nothing recomputed. "
-        "1f1b, 2bw (with error feedback) and wpipe are simulated from their tables; interleaved-1f1b (two virtual "
-        "stages), zb1p and dualpipe follow the formulas in arXiv 2104.04473 and 2412.19437.\n"
+        "1f1b, 2bw and 2bw-eager (both with error feedback) and wpipe are simulated from their tables; "
+        "interleaved-1f1b (two virtual stages), zb1p and dualpipe follow the formulas in arXiv 2104.04473 and "
+        "2412.19437.\n"
     ]
     for layout in LAYOUTS:
         found = list(estimates(layout, devices, assumed))

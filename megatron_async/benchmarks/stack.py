@@ -56,7 +56,7 @@ class Cell:
     microbatches: int
     pace: Pace | None = None
     sequence: int = 256
-    samples: int = 4
+    samples: int = 6
     hidden: int = 256
 
     @property

@@ -21,11 +21,12 @@ CONTENDERS: Sequence[str] = (
     "megatron-1f1b",
     "megatron-interleaved-1f1b",
     "2bw",
+    "2bw-eager",
     "wpipe",
     "pipedream",
 )
 
-PACE = Pace(forward_ms=60.0, backward_ms=120.0)
+PACE = Pace(forward_ms=40.0, backward_ms=80.0)
 """Emulated times, unless others are asked for: of the order of a stage of a large model on a GPU. Each micro-batch
 costs a rank some 2 ms beside them here, since all ranks share a few cores."""
 
@@ -85,7 +86,7 @@ class Absent:
 
 
 def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
-    """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in hours."""
+    """The cells to measure: "quick" in about two minutes, "default" in about twenty, "full" in more than an hour."""
     if extent == "quick":
         return [
             (Cell(2, 4), Effort(2, 3)),
@@ -95,11 +96,11 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 6, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
+        for microbatches, rounds, batches in ((2, 5, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
         if full or microbatches < 16
     ]
     balanced = [
-        (emulated_cell(stages, factor * stages, pace), Effort(2 if full else 1, 2))
+        (emulated_cell(stages, factor * stages, pace), Effort(1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
         if full or factor < 4

@@ -32,10 +32,5 @@ def stage_actions(
 def _segments(stages: int, microbatches: int, numbers: range, stage: int, versions: VersionRule) -> Iterator[Action]:
     for batch in numbers:
         yield from stream_actions(
-            stages=stages,
-            microbatches=microbatches,
-            batches=1,
-            stage=stage,
-            first_batch=batch,
-            versions=versions,
+            microbatches=microbatches, batches=1, first_batch=batch, versions=versions, warmup=stages - 1 - stage
         )

@@ -43,7 +43,9 @@ class ScheduleDefinition:
         chunk_versions: (stages, stage) -> default rule of versions for each chunk; the first is the one that
             `make_schedule(versions=...)` replaces.
         version_limits: (stages, stage) -> weight versions that may be alive at once, for each chunk.
-        overlapping: whether consecutive batches overlap with a delay of one, which needs M >= P.
+        least_microbatches: stages -> micro-batches that a batch must have where more than one are run.
+        untaken_sends: stages -> messages of one direction that may be on their way when a stage sends the next one:
+            of all earlier ones the table proves that the neighbor has taken them.
         update_per_microbatch: whether every micro-batch is a batch of its own.
     """
 
@@ -52,7 +54,8 @@ class ScheduleDefinition:
     stage_actions: StageActions
     chunk_versions: Callable[[int, int], tuple[VersionRule, ...]]
     version_limits: Callable[[int, int], tuple[int, ...]]
-    overlapping: bool
+    least_microbatches: Callable[[int], int] = lambda stages: 1
+    untaken_sends: Callable[[int], int] = lambda stages: 2
     update_per_microbatch: bool = False
 
 
@@ -65,7 +68,6 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             stage_actions=one_f_one_b.stage_actions,
             chunk_versions=lambda stages, stage: (SYNCHRONOUS,),
             version_limits=lambda stages, stage: (1,),
-            overlapping=False,
         ),
         ScheduleDefinition(
             name="2bw",
@@ -73,7 +75,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             stage_actions=two_bw.stage_actions,
             chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
             version_limits=lambda stages, stage: (2,),
-            overlapping=True,
+            least_microbatches=two_bw.least_microbatches,
         ),
         ScheduleDefinition(
             name="wpipe",
@@ -81,7 +83,9 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             stage_actions=wpipe.stage_actions,
             chunk_versions=lambda stages, stage: (DELAYED_BY_ONE, SYNCHRONOUS),
             version_limits=lambda stages, stage: (2, 1),
-            overlapping=True,
+            least_microbatches=lambda stages: stages,
+            # Ranks run up to 2P forwards ahead of their backwards.
+            untaken_sends=lambda stages: 2 * stages,
         ),
         ScheduleDefinition(
             name="pipedream",
@@ -89,8 +93,16 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             stage_actions=pipedream.stage_actions,
             chunk_versions=lambda stages, stage: (stale_versions(pipedream.stage_delay(stages=stages, stage=stage)),),
             version_limits=lambda stages, stage: (stages - stage,),
-            overlapping=False,
             update_per_microbatch=True,
+        ),
+        ScheduleDefinition(
+            name="2bw-eager",
+            chunks=1,
+            stage_actions=two_bw.eager_stage_actions,
+            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
+            version_limits=lambda stages, stage: (2,),
+            least_microbatches=two_bw.least_eager_microbatches,
+            untaken_sends=lambda stages: 3,
         ),
     )
 }
@@ -101,8 +113,9 @@ def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int
     problems = shape_problems(stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
     if name not in SCHEDULES:
         return [f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}", *problems]
-    if not problems and SCHEDULES[name].overlapping:
-        problems += overlap_problems(name=name, stages=stages, microbatches=microbatches)
+    if not problems:
+        least = SCHEDULES[name].least_microbatches(stages)
+        problems += overlap_problems(name=name, stages=stages, microbatches=microbatches, least=least)
     return problems
 
 
@@ -118,7 +131,7 @@ def make_schedule(
     """The complete table of one segment.
 
     Args:
-        name: "1f1b", "2bw", "wpipe" or "pipedream".
+        name: one of `SCHEDULES`.
         stages: number P of pipeline ranks.
         microbatches: number M of micro-batches per batch.
         batches: number of batches in the segment.

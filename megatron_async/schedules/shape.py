@@ -14,18 +14,21 @@ def shape_problems(*, stages: int, microbatches: int, batches: int, first_batch:
     return problems
 
 
-def overlap_problems(*, name: str, stages: int, microbatches: int) -> list[str]:
+def overlap_problems(*, name: str, stages: int, microbatches: int, least: int) -> list[str]:
     """What forbids batches to overlap with a delay of one; empty when they may.
 
-    A batch of fewer than P micro-batches would still have backwards in flight when the update that follows
-    the next batch is due, so a third weight version would be needed (PipeDream-2BW, arXiv 2006.09503).
+    A batch of fewer micro-batches than stage 0 has in flight would still have backwards to come when the update
+    that follows the next batch is due, so a third weight version would be needed (PipeDream-2BW, arXiv 2006.09503).
+
+    Args:
+        least: micro-batches in flight on stage 0.
     """
-    if microbatches >= stages:
+    if microbatches >= least:
         return []
     return [
-        f"schedule {name} needs at least as many micro-batches per batch as pipeline stages, got"
-        f" {microbatches} micro-batches and {stages} stages: raise the global batch size,"
-        " lower the micro-batch size or the data-parallel size, or use fewer stages"
+        f"schedule {name} needs at least {least} micro-batches per batch, got {microbatches} micro-batches and"
+        f" {stages} stages: raise the global batch size, lower the micro-batch size or the data-parallel size, or use"
+        " fewer stages"
     ]
 
 

@@ -7,15 +7,14 @@ from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, 
 
 
 def stream_actions(
-    *, stages: int, microbatches: int, batches: int, stage: int, first_batch: int, versions: VersionRule
+    *, microbatches: int, batches: int, first_batch: int, versions: VersionRule, warmup: int
 ) -> Iterator[Action]:
     """Actions of one stage from an empty pipe, through `batches` batches without a break, to an empty pipe.
 
-    Stage s runs d = P-1-s forwards ahead of its backwards. The update of batch b is due just before the first
+    The stage runs `warmup` forwards ahead of its backwards. The update of batch b is due just before the first
     forward of batch b+2, the first that needs it with a delay of one; updates with no such forward in the
     stream follow its last backward. Lazy: memory is O(1) in the number of batches.
     """
-    warmup = stages - 1 - stage
     first = first_batch * microbatches
     stop = first + batches * microbatches
     for microbatch in range(first, stop + warmup):

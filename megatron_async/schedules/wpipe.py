@@ -86,7 +86,7 @@ def stage_actions(
         ValueError: numbers out of range, or fewer micro-batches than stages.
     """
     check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
-    raise_problems(overlap_problems(name="wpipe", stages=stages, microbatches=microbatches))
+    raise_problems(overlap_problems(name="wpipe", stages=stages, microbatches=microbatches, least=stages))
     segment = _Segment(
         stages=stages,
         microbatches=microbatches,

@@ -26,7 +26,7 @@ from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport, UpdateRule
 from megatron_async.pipeline.weights import WeightVersions
-from megatron_async.schedules import pipedream, two_bw, wpipe
+from megatron_async.schedules import SCHEDULES
 from megatron_async.training import fresh
 from megatron_async.training.phases import Phases
 
@@ -198,9 +198,6 @@ def _router_biases(model: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     return [buffer for chunk in model for name, buffer in chunk.named_buffers() if name.endswith(names)]
 
 
-SCHEDULES = {"2bw": two_bw, "wpipe": wpipe, "pipedream": pipedream}
-
-
 class DelayedSteps:
     """Segments of a delayed schedule through the executor; a synchronous batch is a segment of its own.
 
@@ -223,9 +220,7 @@ class DelayedSteps:
                 torch.distributed.get_process_group_ranks(groups.pp),
                 self._stage,
                 activations(args, megatron.get_model_config(training.model[0])),
-                # 2BW and PipeDream prove that message i - 2 has been taken when message i is sent. WPipe runs up to
-                # 2P forwards ahead of their backwards.
-                sends_in_flight=2 if len(self.chunks) == 1 else 2 * self._stages,
+                sends_in_flight=self._schedule.untaken_sends(self._stages),
                 timeout=timedelta(minutes=args.distributed_timeout_minutes),
             ),
             hooks=training.hooks,
@@ -257,7 +252,7 @@ class DelayedSteps:
 
 def chunk_delays(schedule: str, *, stage: int, stages: int) -> list[int]:
     """Gradient delay, in updates, of each chunk that a rank holds."""
-    return {"2bw": [1], "wpipe": [1, 0], "pipedream": [stages - 1 - stage]}[schedule]
+    return [limit - 1 for limit in SCHEDULES[schedule].version_limits(stages, stage)]
 
 
 def _make_chunk(training: Training, index: int, delay: int, newest_version: int) -> Chunk:

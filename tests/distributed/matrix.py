@@ -114,8 +114,10 @@ class Cell:
     @property
     def reference(self) -> str:
         stages = "4" if self.layout == "PP4" else "2"
-        delay = {"1f1b": "", "2bw": "1", "wpipe": "wpipe", "pipedream": f"pipedream:{stages}"}[self.schedule]
-        return f"{self.recipe} --gradient-delay {delay}" if delay else self.recipe
+        if self.schedule == "1f1b":
+            return self.recipe
+        delay = {"wpipe": "wpipe", "pipedream": f"pipedream:{stages}"}.get(self.schedule, "1")
+        return f"{self.recipe} --gradient-delay {delay}"
 
 
 def cells() -> list[Cell]:
@@ -126,6 +128,7 @@ def cells() -> list[Cell]:
     combinations = [
         *product(("1f1b",), LAYOUTS, MODELS, ("fp32",), SHARDING, ("adam",)),
         *product(("2bw",), pipelines, MODELS, PRECISIONS, SHARDING, OPTIMIZERS),
+        *product(("2bw-eager",), pipelines, MODELS, ("fp32",), SHARDING, ("muon",)),
         *product(("wpipe",), wpipe_layouts, MODELS, PRECISIONS, SHARDING, ("muon",)),
         *product(("pipedream",), ("PP2", "PP4", "PP2xDP2"), ("dense",), PRECISIONS, ("plain",), ("adam",)),
     ]

@@ -20,6 +20,8 @@ NAMES = (
     "2bw-PP2xDP2-moe-fp32-sharded-muon",
     "2bw-PP2xDP2-dense-bf16-sharded-adam",
     "2bw-PP2xEP2-moe-fp32-plain-muon",
+    "2bw-eager-PP4-dense-fp32-plain-muon",
+    "2bw-eager-PP2xDP2-moe-fp32-sharded-muon",
     "wpipe-PP2-moe-fp32-plain-muon",
     "wpipe-PP2xTP2-dense-fp32-plain-muon",
     "wpipe-PP2xDP2-dense-fp32-sharded-muon",

@@ -19,6 +19,7 @@ EXPERTS = (
     [
         (2, "2bw"),
         (4, "2bw --qk-clip"),
+        (2, "2bw-eager"),
         (2, "wpipe --untie-embeddings-and-output-weights"),
         (2, f"2bw {EXPERTS}"),
     ],

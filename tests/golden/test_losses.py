@@ -22,3 +22,14 @@ def test_losses_are_those_of_before(pool, name):
     assert len(now["losses"]) == 6
     for what, values in now.items():
         np.testing.assert_allclose(values, kept[what], rtol=RTOL, err_msg=what)
+
+
+def test_the_eager_stream_has_the_losses_of_2bw(pool):
+    """To the last bit: the same products and sums in the same order, at other times."""
+    ranks, arguments = RECIPES["2bw, muon, error feedback"]
+    plain, eager = (
+        pool.run("tests.distributed.jobs:train", line.split(), ranks=ranks)[-1]
+        for line in (arguments, arguments.replace("2bw", "2bw-eager"))
+    )
+    assert eager.losses == plain.losses
+    assert eager.grad_norms == plain.grad_norms

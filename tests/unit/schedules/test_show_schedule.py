@@ -23,7 +23,7 @@ def tool():
     del sys.modules[spec.name]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "pipedream"])
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "pipedream", "2bw-eager"])
 def test_text_is_the_default(tool, capsysbinary, name) -> None:
     assert tool.main(["--schedule", name, *SHAPE]) == 0
     text = capsysbinary.readouterr().out.decode()
@@ -42,6 +42,12 @@ def test_times_reach_the_simulation(tool, capsysbinary) -> None:
     arguments = ["--schedule", "1f1b", *SHAPE, "--batches", "1", "--times", "10,30,7"]
     assert tool.main(arguments) == 0
     assert f"makespan {11 * 40 + 7}" in capsysbinary.readouterr().out.decode()
+
+
+@pytest.mark.parametrize(("name", "bubble"), [("2bw", 0.2), ("2bw-eager", 0.0)])
+def test_transfers_reach_the_simulation(tool, capsysbinary, name, bubble) -> None:
+    assert tool.main(["--schedule", name, *SHAPE, "--transfer", "0.5", "--format", "json"]) == 0
+    assert json.loads(capsysbinary.readouterr().out)["bubble_share"] == pytest.approx(bubble, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,7 @@ def test_output_file(tool, capsysbinary, tmp_path, file_format, start) -> None:
         (["--schedule", "2bw", *SHAPE, "--output", "/"], ["--output /: is a folder"]),
         (["--schedule", "2bw", *SHAPE, "--times", "0,1,1"], ["--times '0,1,1'"]),
         (["--schedule", "2bw", *SHAPE, "--times", "1,inf,1"], ["--times '1,inf,1'"]),
+        (["--schedule", "2bw", *SHAPE, "--transfer", "-1"], ["--transfer '-1'"]),
         (["--schedule"], ["argument --schedule: expected one argument"]),
     ],
 )
