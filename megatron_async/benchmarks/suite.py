@@ -96,14 +96,14 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 5, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
+        for microbatches, rounds, batches in ((2, 4, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
         if full or microbatches < 16
     ]
     balanced = [
         (emulated_cell(stages, factor * stages, pace), Effort(1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
-        if full or factor < 4
+        if full or factor * stages <= 16
     ]
     uneven = [
         (emulated_cell(stages, factor * stages, replace(pace, slow_rank=stages // 2)), Effort(1, 2))
