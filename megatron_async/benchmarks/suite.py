@@ -96,7 +96,7 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 4, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
+        for microbatches, rounds, batches in ((2, 6, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
         if full or microbatches < 16
     ]
     balanced = [
