@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     platform.activate("cpu")
     from megatron_async.benchmarks import document, machine, suite
+    from megatron_async.benchmarks.contenders import LIMIT
     from megatron_async.benchmarks.stack import Pace
     from megatron_async.schedules import schedule_problems
     from megatron_async.training.emulation import EmulatedCompute
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         sys.stderr.write(f"no such contender: {', '.join(unknown)}. Known: {', '.join(suite.CONTENDERS)}.\n")
         return 2
-    wanted = [name for name in suite.CONTENDERS if name in {"limit", *(options.contenders or suite.CONTENDERS)}]
+    wanted = [name for name in suite.CONTENDERS if name in {LIMIT, *(options.contenders or suite.CONTENDERS)}]
     cells = [
         (cell, effort)
         for cell, effort in suite.cells(options.cells, pace)

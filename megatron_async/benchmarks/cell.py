@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
-from megatron_async.benchmarks.contenders import Contender, Factory, Refused
+from megatron_async.benchmarks.contenders import LIMIT, Contender, Factory, Refused
 from megatron_async.benchmarks.stack import Cell, SleepingLayer
 
 
@@ -21,11 +21,13 @@ class Outcome:
 
     Attributes:
         turns: by contender, the milliseconds of every batch that counts, turn by turn.
+        limits: by contender and turn, those of the limit's turn that it is compared with.
         distances: by contender, the largest distance of this rank's weights from the reference's.
         refused: by contender that cannot run here, why.
     """
 
     turns: dict[str, list[list[float]]] = field(default_factory=dict)
+    limits: dict[str, list[list[float]]] = field(default_factory=dict)
     distances: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -36,7 +38,7 @@ def factories(cell: Cell) -> Mapping[str, Factory]:
     megatron.set_global_variables(args)
     megatron.initialize(args)
     return {
-        "limit": torch_contenders.limit,
+        LIMIT: torch_contenders.limit,
         **{name: partial(torch_contenders.pipelined, name) for name in torch_contenders.NAMES},
         "megatron-1f1b": partial(megatron_contenders.megatron_1f1b, args),
         "megatron-interleaved-1f1b": partial(megatron_contenders.megatron_interleaved, args),
@@ -47,8 +49,11 @@ def factories(cell: Cell) -> Mapping[str, Factory]:
 def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
     """Measure a cell on this rank.
 
+    Where compute is real, the limit has a turn before that of each other contender: machines are slower for seconds
+    and for minutes. Where it is emulated, the limit is the same at any time, and one turn in a round is enough.
+
     Args:
-        names: contenders, in the order of each round.
+        names: contenders, in the order of each round; the limit is the first.
         rounds: turns of each contender.
         batches: batches of each turn that count; those around them do not.
     """
@@ -70,12 +75,16 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
                 piece.awake = False
     for _ in range(rounds):
         for name, contender in contenders.items():
-            dist.barrier()
-            outcome.turns.setdefault(name, []).append(_turn(cell, contender, batches))
+            if name == LIMIT or cell.pace is None:
+                alone = _turn(cell, contenders[LIMIT], batches)
+            turn = alone if name == LIMIT else _turn(cell, contender, batches)
+            outcome.turns.setdefault(name, []).append(turn)
+            outcome.limits.setdefault(name, []).append(alone)
     return outcome
 
 
 def _turn(cell: Cell, contender: Contender, batches: int) -> list[float]:
+    dist.barrier()
     before, after = contender.unsteady
     if cell.pace is None:
         before = max(before, 1)  # caches hold what the contender before this one left

@@ -11,6 +11,9 @@ from torch import nn
 
 from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, Stage, make_piece
 
+LIMIT = "limit"
+"""The contender that all others are compared with: a rank's compute alone."""
+
 
 class Contender(Protocol):
     """A schedule at work on one rank.

@@ -64,10 +64,17 @@ def _side_by_side(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = sorted({row["microbatches"] for row in rows})
     found = {(row["contender"], row["microbatches"]): row for row in rows}
     lines = []
-    for name in dict.fromkeys(row["contender"] for row in rows):
+    for name in _contenders(rows):
         cells = [found.get((name, count)) for count in counts]
         lines.append([f"**{name}**" if name in OURS else name, *(_cell(cell) for cell in cells)])
     return table(["contender", *(f"M = {count}" for count in counts)], lines)
+
+
+def _contenders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names in the order in which they were measured, ours behind the others."""
+    return sorted(
+        dict.fromkeys(row["contender"] for row in rows), key=lambda name: name in OURS and OURS.index(name) + 1
+    )
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -84,15 +91,24 @@ def figure(result: Mapping[str, Any]) -> Figure:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axis, (stages, setting) in zip(axes, panels, strict=False):
-        axis.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
-        for name in dict.fromkeys(row["contender"] for row in rows):
+        peers = iter(colormaps["Set2"].colors)  # type: ignore[attr-defined]
+        own = iter(("black", "tab:red", "tab:blue", "tab:purple"))
+        for name in _contenders(rows):
             line = sorted(
                 (row["microbatches"], row["ratio_to_limit"])
                 for row in rows
                 if (row["stages"], row["setting"], row["contender"]) == (stages, setting, name)
             )
-            style = {"linewidth": 2.2, "marker": "o"} if name in OURS else {"linewidth": 1.0, "marker": "."}
-            axis.plot([count for count, _ in line], [ratio for _, ratio in line], label=name, **style)
+            ours = name in OURS
+            axis.plot(
+                [count for count, _ in line],
+                [ratio for _, ratio in line],
+                label=name,
+                color=next(own if ours else peers),
+                linewidth=1.8 if ours else 1.2,
+                marker="o" if ours else ".",
+                markersize=4,
+            )
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted({row["microbatches"] for row in rows if row["stages"] == stages}))
         axis.xaxis.set_major_formatter("{x:.0f}")

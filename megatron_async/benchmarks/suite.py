@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatron_async.benchmarks import processes
+from megatron_async.benchmarks.contenders import LIMIT
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
 
 CONTENDERS: Sequence[str] = (
-    "limit",
+    LIMIT,
     "torch-gpipe",
     "torch-1f1b",
     "torch-interleaved-1f1b",
@@ -54,8 +55,8 @@ class Row:
         setting: "real", or what is emulated.
         compute: "real" or "emulated".
         ms_median, ms_spread: on the slowest rank; the spread is the distance between the quartiles.
-        ratio_to_limit: median over rounds of this contender's median to that of compute alone in the same round, each
-            on its slowest rank: what slows the machine for longer than a round slows both.
+        ratio_to_limit: median over turns of this contender's median to that of compute alone in the turn before, each
+            on its slowest rank: what slows the machine for longer than that slows both.
         batches: how many were timed on a rank.
         distance: of the trained weights from the one-process reference, relative to the way they have come.
         checked: whether that is small enough.
@@ -96,7 +97,7 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
     full = extent == "full"
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 6, 2), (4, 3, 2), (8, 2, 2), (16, 1, 2))
+        for microbatches, rounds, batches in ((2, 6, 1), (4, 3, 1), (8, 2, 1), (16, 2, 1))
         if full or microbatches < 16
     ]
     balanced = [
@@ -149,14 +150,14 @@ def measure_cell(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list
         rows: list[Row] = []
         absent: list[Absent] = []
         for name in names:
-            if name == "limit":
+            if name == LIMIT:
                 continue
             try:
-                found, missing = _measure_together(cell, effort, ["limit", name])
+                found, missing = _measure_together(cell, effort, [LIMIT, name])
             except processes.RanksFailed as failure:
                 reason = str(failure).strip().splitlines()[-1]
                 missing, found = [Absent(name, cell.stages, cell.microbatches, cell.label, reason)], []
-            rows += found if not rows else [row for row in found if row.contender != "limit"]
+            rows += found if not rows else [row for row in found if row.contender != LIMIT]
             absent += missing
         return rows, absent
 
@@ -174,10 +175,10 @@ def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple
     absent = [
         Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()
     ]
-    limit = _medians([rank.turns["limit"] for rank in ranks])
     rows = []
     for name in ranks[0].turns:
         distance = max(rank.distances[name] for rank in ranks)
+        limit = _medians([rank.limits[name] for rank in ranks])
         row = _row(cell, name, [rank.turns[name] for rank in ranks], limit, distance)
         if row.checked:
             rows.append(row)

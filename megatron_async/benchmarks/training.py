@@ -15,6 +15,7 @@ import torch
 
 from megatron_async import arguments, megatron
 from megatron_async.benchmarks import processes
+from megatron_async.benchmarks.contenders import LIMIT
 from megatron_async.models import gpt
 from megatron_async.training import run
 from megatron_async.training.loop import Loop
@@ -46,7 +47,6 @@ CLIP, NO_CLIP, MUON = "--clip-grad 1.0", "--clip-grad 0", "--optimizer muon"
 ERROR_FEEDBACK = "--staleness-correction error-feedback"
 EVERYTHING = f"{CLIP} {MUON}"
 
-LIMIT = "limit"
 WHOLE: Mapping[str, str] = {
     LIMIT: f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK}",
     "1f1b": f"--pipeline-schedule 1f1b {EVERYTHING} METRICS",

@@ -11,6 +11,7 @@ LAYOUTS = {
     "PP2xTP2": (4, f"{PP2} --tensor-model-parallel-size 2 --pipeline-schedule 2bw"),
     "PP2xDP2": (4, f"{PP2} --pipeline-schedule 2bw"),
     "micro-batch 2": (2, f"{PP2} --pipeline-schedule 2bw --micro-batch-size 2"),
+    "eager": (2, f"{PP2} --pipeline-schedule 2bw-eager"),
     "oracle": (1, "--gradient-delay 1"),
     "PP2": (2, f"{PP2} --pipeline-schedule 2bw"),
 }
@@ -18,7 +19,14 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     ("origin", "target"),
-    [("PP2", "PP4"), ("PP2", "oracle"), ("PP2", "PP2xTP2"), ("oracle", "PP2xDP2"), ("PP4", "micro-batch 2")],
+    [
+        ("PP2", "PP4"),
+        ("PP2", "oracle"),
+        ("PP2", "PP2xTP2"),
+        ("oracle", "PP2xDP2"),
+        ("PP4", "micro-batch 2"),
+        ("PP4", "eager"),
+    ],
 )
 @pytest.mark.parametrize("optimizer", ["muon"])
 def test_another_layout(pool, saved, optimizer, origin, target):
