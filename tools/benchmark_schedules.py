@@ -34,7 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--cells",
         choices=("quick", "default", "full"),
         default="default",
-        help="how many: about two minutes, twenty minutes or an hour and a half on two cores",
+        help="how many: a few minutes, about twenty minutes or an hour and a half on two cores",
     )
     parser.add_argument(
         "--emulate-compute-ms", metavar="F,B", default="40,80", help="emulated times of a rank (default: %(default)s)"

@@ -72,9 +72,8 @@ def _side_by_side(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _contenders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names in the order in which they were measured, ours behind the others."""
-    return sorted(
-        dict.fromkeys(row["contender"] for row in rows), key=lambda name: name in OURS and OURS.index(name) + 1
-    )
+    names = dict.fromkeys(row["contender"] for row in rows)
+    return [*(name for name in names if name not in OURS), *(name for name in OURS if name in names)]
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:

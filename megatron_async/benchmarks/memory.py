@@ -128,7 +128,7 @@ def compare(
         for stage, rank in enumerate(ranks):
             weights = rank[name].weights
             parts = {
-                "weight versions": int(weights * _extra_versions(schedule, stages, stage)),
+                "weight versions": int(weights * (SCHEDULES[schedule].weight_copies(stages, stage) - 1)),
                 "gradient generation": 0 if schedule == "1f1b" else weights,
                 "correction": weights if "error feedback" in name else 0,
                 "activations": int((live[stage] - live_1f1b[stage]) * activations_of[stage]),
@@ -136,12 +136,6 @@ def compare(
             predicted = rank["1f1b"].peak + sum(parts.values())
             result.append(Comparison(name, stage, rank[name].peak, predicted, parts))
     return result
-
-
-def _extra_versions(schedule: str, stages: int, stage: int) -> float:
-    """Weight copies beyond one, in units of the stage's weights."""
-    limits = SCHEDULES[schedule].version_limits(stages, stage)
-    return sum(limits) / len(limits) - 1
 
 
 def _live(schedule: str, stages: int, microbatches: int) -> tuple[float, ...]:

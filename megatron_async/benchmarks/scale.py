@@ -201,8 +201,7 @@ def _weight_copies(schedule: str, stages: int) -> float:
     """Copies of its weights on the first stage."""
     if schedule in _BY_FORMULA:
         return 2.0 if schedule == "dualpipe" else 1.0
-    limits = SCHEDULES[schedule].version_limits(stages, 0)
-    return sum(limits) / len(limits)
+    return SCHEDULES[schedule].weight_copies(stages, 0)
 
 
 def report(assumed: Assumptions, devices: Sequence[int] = DEVICES) -> str:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from megatron_async.schedules import one_f_one_b, pipedream, two_bw, wpipe
@@ -58,6 +59,23 @@ class ScheduleDefinition:
     untaken_sends: Callable[[int], int] = lambda stages: 2
     update_per_microbatch: bool = False
 
+    def weight_copies(self, stages: int, stage: int) -> float:
+        """Most weights that a rank holds, in units of its own; chunks are of one size."""
+        return sum(self.version_limits(stages, stage)) / self.chunks
+
+
+def _two_bw(name: str, *, lead: int) -> ScheduleDefinition:
+    """Each stage runs `lead` forwards more ahead than the next one; at forward i it knows that i - lead - 1 was taken."""
+    return ScheduleDefinition(
+        name=name,
+        chunks=1,
+        stage_actions=partial(two_bw.stage_actions, lead=lead),
+        chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
+        version_limits=lambda stages, stage: (2,),
+        least_microbatches=partial(two_bw.least_microbatches, lead=lead),
+        untaken_sends=lambda stages: lead + 1,
+    )
+
 
 SCHEDULES: dict[str, ScheduleDefinition] = {
     definition.name: definition
@@ -69,14 +87,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             chunk_versions=lambda stages, stage: (SYNCHRONOUS,),
             version_limits=lambda stages, stage: (1,),
         ),
-        ScheduleDefinition(
-            name="2bw",
-            chunks=1,
-            stage_actions=two_bw.stage_actions,
-            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
-            version_limits=lambda stages, stage: (2,),
-            least_microbatches=two_bw.least_microbatches,
-        ),
+        _two_bw("2bw", lead=1),
         ScheduleDefinition(
             name="wpipe",
             chunks=2,
@@ -95,15 +106,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             version_limits=lambda stages, stage: (stages - stage,),
             update_per_microbatch=True,
         ),
-        ScheduleDefinition(
-            name="2bw-eager",
-            chunks=1,
-            stage_actions=two_bw.eager_stage_actions,
-            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
-            version_limits=lambda stages, stage: (2,),
-            least_microbatches=two_bw.least_eager_microbatches,
-            untaken_sends=lambda stages: 3,
-        ),
+        _two_bw("2bw-eager", lead=2),
     )
 }
 

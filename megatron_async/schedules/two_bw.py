@@ -10,7 +10,6 @@ round has three slots: transfers of up to (F + B) / 2 cost nothing. It holds nea
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 from megatron_async.schedules.actions import DELAYED_BY_ONE, Action, VersionRule
 from megatron_async.schedules.shape import check_stage, overlap_problems, raise_problems
@@ -62,7 +61,3 @@ def stage_actions(
         versions=versions,
         warmup=lead * (stages - 1 - stage),
     )
-
-
-eager_stage_actions = partial(stage_actions, lead=2)
-least_eager_microbatches = partial(least_microbatches, lead=2)
