@@ -65,7 +65,7 @@ class ScheduleDefinition:
 
 
 def _two_bw(name: str, *, lead: int) -> ScheduleDefinition:
-    """Each stage runs `lead` forwards more ahead than the next one; at forward i it knows that i - lead - 1 was taken."""
+    """2BW in which each stage runs `lead` forwards more ahead than the next one."""
     return ScheduleDefinition(
         name=name,
         chunks=1,
