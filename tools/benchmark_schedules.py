@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
+    parser.add_argument("--microbatches", type=int, nargs="+", metavar="M", help="only cells with these batches")
     parser.add_argument("--compute", choices=("real", "emulated"), help="only cells of this kind")
     return parser.parse_args(arguments)
 
@@ -71,10 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
         (cell, effort)
         for cell, effort in suite.cells(options.cells, pace)
         if (not options.stages or cell.stages in options.stages)
+        and (not options.microbatches or cell.microbatches in options.microbatches)
         and (options.compute is None or (cell.pace is None) == (options.compute == "real"))
     ]
     if not cells:
-        sys.stderr.write("no cell of the set has these stages and this compute\n")
+        sys.stderr.write("no cell of the set has these stages, micro-batches and compute\n")
         return 2
     used = machine.describe()
     used["command"] = "tools/benchmark_schedules.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
