@@ -37,7 +37,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="how many: a few minutes, about twenty minutes or an hour and a half on two cores",
     )
     parser.add_argument(
-        "--emulate-compute-ms", metavar="F,B", default="40,80", help="emulated times of a rank (default: %(default)s)"
+        "--emulate-compute-ms",
+        metavar="F,B",
+        default="40,80",
+        help="emulated times of a rank, half as long again with 16 stages (default: %(default)s)",
     )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")

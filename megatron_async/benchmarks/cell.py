@@ -1,18 +1,21 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """One cell on one rank: contenders built, checked against the one-process reference, then timed in turns."""
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+import torch
 import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
 from megatron_async.benchmarks.contenders import LIMIT, Contender, Factory, Refused
 from megatron_async.benchmarks.stack import Cell, SleepingLayer
+from megatron_async.benchmarks.turns import Turns, between_limits, in_rounds
 
 
 @dataclass(slots=True)
@@ -20,14 +23,12 @@ class Outcome:
     """What a rank found in a cell.
 
     Attributes:
-        turns: by contender, the milliseconds of every batch that counts, turn by turn.
-        limits: by contender and turn, those of the limit's turn that it is compared with.
+        turns: what was timed.
         distances: by contender, the largest distance of this rank's weights from the reference's.
         refused: by contender that cannot run here, why.
     """
 
-    turns: dict[str, list[list[float]]] = field(default_factory=dict)
-    limits: dict[str, list[list[float]]] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
     distances: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -48,9 +49,6 @@ def factories(cell: Cell) -> Mapping[str, Factory]:
 
 def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
     """Measure a cell on this rank.
-
-    Where compute is real, the limit has a turn before that of each other contender: machines are slower for seconds
-    and for minutes. Where it is emulated, the limit is the same at any time, and one turn in a round is enough.
 
     Args:
         names: contenders, in the order of each round; the limit is the first.
@@ -73,17 +71,16 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
         for piece in contender.pieces.values():
             if isinstance(piece, SleepingLayer):
                 piece.awake = False
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            if name == LIMIT or cell.pace is None:
-                alone = _turn(cell, contenders[LIMIT], batches)
-            turn = alone if name == LIMIT else _turn(cell, contender, batches)
-            outcome.turns.setdefault(name, []).append(turn)
-            outcome.limits.setdefault(name, []).append(alone)
+    take, others = partial(_turn, cell, contenders, batches), [name for name in contenders if name != LIMIT]
+    if cell.pace is None:
+        outcome.turns = between_limits(take, others, rounds, slowest=_slowest)
+    else:
+        outcome.turns = in_rounds(take, others, rounds)
     return outcome
 
 
-def _turn(cell: Cell, contender: Contender, batches: int) -> list[float]:
+def _turn(cell: Cell, contenders: Mapping[str, Contender], batches: int, name: str) -> list[float]:
+    contender = contenders[name]
     dist.barrier()
     before, after = contender.unsteady
     if cell.pace is None:
@@ -91,3 +88,10 @@ def _turn(cell: Cell, contender: Contender, batches: int) -> list[float]:
     ends = [time.monotonic(), *contender.run(before + batches + after)]
     steady = ends[before : len(ends) - after]
     return [(end - start) * 1e3 for start, end in pairwise(steady)]
+
+
+def _slowest(turn: list[float]) -> float:
+    """The slowest rank's median."""
+    median = torch.tensor(statistics.median(turn), dtype=torch.float64)
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    return float(median)

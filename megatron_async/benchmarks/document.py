@@ -79,7 +79,8 @@ def _contenders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _cell(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
-    return f"{row['ms_median']:.0f} ± {row['ms_spread']:.0f}, {row['ratio_to_limit']:.2f}"
+    doubtful = "~" if row["uneven"] else ""
+    return f"{row['ms_median']:.0f} ± {row['ms_spread']:.0f}, {doubtful}{row['ratio_to_limit']:.2f}"
 
 
 def figure(result: Mapping[str, Any]) -> Figure:

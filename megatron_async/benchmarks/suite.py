@@ -10,6 +10,7 @@ from typing import Any
 from megatron_async.benchmarks import processes
 from megatron_async.benchmarks.contenders import LIMIT
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
+from megatron_async.benchmarks.turns import Turns
 
 CONTENDERS: Sequence[str] = (
     LIMIT,
@@ -29,7 +30,10 @@ CONTENDERS: Sequence[str] = (
 
 PACE = Pace(forward_ms=40.0, backward_ms=80.0)
 """Emulated times, unless others are asked for: of the order of a stage of a large model on a GPU. Each micro-batch
-costs a rank some 2 ms beside them here, since all ranks share a few cores."""
+costs a rank some 2 to 4 ms beside them here, since all ranks share a few cores."""
+
+_CROWDED = 16
+"""From so many ranks on, emulated times are half as long again: eight on a core get into each other's way."""
 
 _TOLERANCE = 1e-3
 """Largest relative distance of trained weights: fp32, another order of sums, through three updates."""
@@ -55,8 +59,9 @@ class Row:
         setting: "real", or what is emulated.
         compute: "real" or "emulated".
         ms_median, ms_spread: on the slowest rank; the spread is the distance between the quartiles.
-        ratio_to_limit: median over turns of this contender's median to that of compute alone in the turn before, each
-            on its slowest rank: what slows the machine for longer than that slows both.
+        ratio_to_limit: median over turns of this contender's median to that of compute alone beside it, each on its
+            slowest rank: what slows the machine for longer than that slows both.
+        uneven: how many turns lie between turns of the limit that differ, see `turns.between_limits`.
         batches: how many were timed on a rank.
         distance: of the trained weights from the one-process reference, relative to the way they have come.
         checked: whether that is small enough.
@@ -70,6 +75,7 @@ class Row:
     ms_median: float
     ms_spread: float
     ratio_to_limit: float
+    uneven: int
     batches: int
     distance: float
     checked: bool
@@ -95,24 +101,30 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
             (emulated_cell(4, 4, pace), Effort(1, 2)),
         ]
     full = extent == "full"
+
+    def emulated(stages: int, factor: int, **changes: Any) -> Cell:
+        slower = 1.5 if stages >= _CROWDED else 1.0
+        times = replace(pace, forward_ms=slower * pace.forward_ms, backward_ms=slower * pace.backward_ms)
+        return emulated_cell(stages, factor * stages, replace(times, **changes))
+
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 6, 1), (4, 3, 1), (8, 2, 1), (16, 2, 1))
+        for microbatches, rounds, batches in ((2, 5, 1), (4, 3, 1), (8, 2, 1), (16, 2, 1))
         if full or microbatches < 16
     ]
     balanced = [
-        (emulated_cell(stages, factor * stages, pace), Effort(1, 2))
+        (emulated(stages, factor), Effort(1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
         if full or factor * stages <= 16
     ]
     uneven = [
-        (emulated_cell(stages, factor * stages, replace(pace, slow_rank=stages // 2)), Effort(1, 2))
+        (emulated(stages, factor, slow_rank=stages // 2), Effort(1, 2))
         for stages in ((2, 4, 8, 16) if full else (4,))
         for factor in ((1, 2, 4) if full else (2,))
     ]
     links = [
-        (emulated_cell(4, 8, replace(pace, transfer_ms=share * pace.forward_ms)), Effort(1, 2))
+        (emulated(4, 2, transfer_ms=share * pace.forward_ms), Effort(1, 2))
         for share in ((0.1, 0.25) if full else (0.1,))
     ]
     return real + balanced + uneven + links
@@ -176,10 +188,9 @@ def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple
         Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()
     ]
     rows = []
-    for name in ranks[0].turns:
+    for name in ranks[0].turns.own:
         distance = max(rank.distances[name] for rank in ranks)
-        limit = _medians([rank.limits[name] for rank in ranks])
-        row = _row(cell, name, [rank.turns[name] for rank in ranks], limit, distance)
+        row = _row(cell, name, [rank.turns for rank in ranks], distance)
         if row.checked:
             rows.append(row)
         else:
@@ -193,10 +204,9 @@ def _medians(ranks: Sequence[Sequence[Sequence[float]]]) -> list[float]:
     return [max(map(statistics.median, turns)) for turns in zip(*ranks, strict=True)]
 
 
-def _row(
-    cell: Cell, name: str, ranks: Sequence[Sequence[Sequence[float]]], limit: Sequence[float], distance: float
-) -> Row:
-    slowest = max(([batch for turn in turns for batch in turn] for turns in ranks), key=statistics.median)
+def _row(cell: Cell, name: str, ranks: Sequence[Turns], distance: float) -> Row:
+    own, limits = _medians([rank.own[name] for rank in ranks]), _medians([rank.limits[name] for rank in ranks])
+    slowest = max(([batch for turn in rank.own[name] for batch in turn] for rank in ranks), key=statistics.median)
     lower, median, upper = statistics.quantiles(slowest, n=4, method="inclusive")
     return Row(
         contender=name,
@@ -206,7 +216,8 @@ def _row(
         setting=cell.label,
         ms_median=median,
         ms_spread=upper - lower,
-        ratio_to_limit=statistics.median(own / alone for own, alone in zip(_medians(ranks), limit, strict=True)),
+        ratio_to_limit=statistics.median(time / alone for time, alone in zip(own, limits, strict=True)),
+        uneven=ranks[0].uneven[name],
         batches=len(slowest),
         distance=distance,
         checked=distance <= _TOLERANCE,
