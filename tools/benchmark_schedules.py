@@ -42,6 +42,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="40,80",
         help="emulated times of a rank, half as long again with 16 stages (default: %(default)s)",
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=2.0,
+        metavar="MINUTES",
+        help="with real compute, how long each cell may repeat turns during which other work slowed the machine "
+        "(default: %(default)g); a turn that counts all the same is marked ~",
+    )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
     parser.add_argument("--microbatches", type=int, nargs="+", metavar="M", help="only cells with these batches")
@@ -83,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     used = machine.describe()
     used["command"] = "tools/benchmark_schedules.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
-    rows, absent = suite.measure(cells, wanted, lambda line: print(line, flush=True))
+    rows, absent = suite.measure(cells, wanted, lambda line: print(line, flush=True), patience_s=60 * options.patience)
     result = suite.as_json(rows, absent, used)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.json, json.dumps(result, indent=1) + "\n")

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """One cell on one rank: contenders built, checked against the one-process reference, then timed in turns."""
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,13 +46,14 @@ def factories(cell: Cell) -> Mapping[str, Factory]:
     }
 
 
-def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
+def run(cell: Cell, names: Sequence[str], rounds: int, batches: int, patience_s: float) -> Outcome:
     """Measure a cell on this rank.
 
     Args:
         names: contenders, in the order of each round; the limit is the first.
         rounds: turns of each contender.
         batches: batches of each turn that count; those around them do not.
+        patience_s: where compute is real, how long to wait and repeat turns while the machine is not at full speed.
     """
     makers = factories(cell)
     rank, outcome = dist.get_rank(), Outcome()
@@ -73,7 +73,7 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
                 piece.awake = False
     take, others = partial(_turn, cell, contenders, batches), [name for name in contenders if name != LIMIT]
     if cell.pace is None:
-        outcome.turns = between_limits(take, others, rounds, slowest=_slowest)
+        outcome.turns = between_limits(take, others, rounds, largest=_largest, patience_s=patience_s)
     else:
         outcome.turns = in_rounds(take, others, rounds)
     return outcome
@@ -90,8 +90,8 @@ def _turn(cell: Cell, contenders: Mapping[str, Contender], batches: int, name: s
     return [(end - start) * 1e3 for start, end in pairwise(steady)]
 
 
-def _slowest(turn: list[float]) -> float:
-    """The slowest rank's median."""
-    median = torch.tensor(statistics.median(turn), dtype=torch.float64)
-    dist.all_reduce(median, op=dist.ReduceOp.MAX)
-    return float(median)
+def _largest(number: float) -> float:
+    """Over all ranks."""
+    largest = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)

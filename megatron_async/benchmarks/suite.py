@@ -131,7 +131,10 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
 
 
 def measure(
-    settings: Sequence[tuple[Cell, Effort]], names: Sequence[str], report: Callable[[str], None]
+    settings: Sequence[tuple[Cell, Effort]],
+    names: Sequence[str],
+    report: Callable[[str], None],
+    patience_s: float = 0.0,
 ) -> tuple[list[Row], list[Absent]]:
     """Measure cell after cell.
 
@@ -139,12 +142,13 @@ def measure(
         settings: cells and how long to measure them.
         names: contenders; the limit is always among them.
         report: takes a line of progress.
+        patience_s: for each cell with real compute, see `turns.between_limits`.
     """
     rows: list[Row] = []
     absent: list[Absent] = []
     for cell, effort in settings:
         start = time.monotonic()
-        found, missing = measure_cell(cell, effort, names)
+        found, missing = measure_cell(cell, effort, names, patience_s)
         rows += found
         absent += missing
         report(
@@ -154,10 +158,12 @@ def measure(
     return rows, absent
 
 
-def measure_cell(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list[Row], list[Absent]]:
+def measure_cell(
+    cell: Cell, effort: Effort, names: Sequence[str], patience_s: float = 0.0
+) -> tuple[list[Row], list[Absent]]:
     """All contenders of a cell; where the ranks fail together, each of them alone, to name the one at fault."""
     try:
-        return _measure_together(cell, effort, names)
+        return _measure_together(cell, effort, names, patience_s)
     except processes.RanksFailed:
         rows: list[Row] = []
         absent: list[Absent] = []
@@ -165,7 +171,7 @@ def measure_cell(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list
             if name == LIMIT:
                 continue
             try:
-                found, missing = _measure_together(cell, effort, [LIMIT, name])
+                found, missing = _measure_together(cell, effort, [LIMIT, name], patience_s)
             except processes.RanksFailed as failure:
                 reason = str(failure).strip().splitlines()[-1]
                 missing, found = [Absent(name, cell.stages, cell.microbatches, cell.label, reason)], []
@@ -174,15 +180,18 @@ def measure_cell(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list
         return rows, absent
 
 
-def _measure_together(cell: Cell, effort: Effort, names: Sequence[str]) -> tuple[list[Row], list[Absent]]:
+def _measure_together(
+    cell: Cell, effort: Effort, names: Sequence[str], patience_s: float
+) -> tuple[list[Row], list[Absent]]:
     ranks = processes.run(
         "megatron_async.benchmarks.cell:run",
         cell,
         names,
         effort.rounds,
         effort.batches,
+        patience_s,
         ranks=cell.stages,
-        timeout=_timeout(cell, effort, len(names)),
+        timeout=patience_s + _timeout(cell, effort, len(names)),
     )
     absent = [
         Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()

@@ -1,14 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Who is timed when. A turn is a few batches of one contender; it is compared with turns of the limit beside it."""
 
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from megatron_async.benchmarks.contenders import LIMIT
 
-UNEVEN = 0.03
-"""Largest difference of the limit's turns before and after a turn that counts, relative to the faster one."""
+EVEN = 1.03
+"""So many times the limit's fastest turn its turns before and after a turn may take for that to count."""
 
 Take = Callable[[str], list[float]]
 """Let a contender have a turn; returns the milliseconds of every batch that counts."""
@@ -21,7 +23,7 @@ class Turns:
     Attributes:
         own: the contender's.
         limits: those of the limit that they are compared with.
-        uneven: how many of a contender's turns lie between turns of the limit that differ by more than `UNEVEN`.
+        uneven: how many of a contender's turns lie beside a turn of the limit that is slower than `EVEN` allows.
     """
 
     own: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -50,32 +52,66 @@ def in_rounds(take: Take, names: Sequence[str], rounds: int) -> Turns:
     return turns
 
 
-def between_limits(take: Take, names: Sequence[str], rounds: int, *, slowest: Callable[[list[float]], float]) -> Turns:
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A contender's turn, the limit's batches around it, and the slower of the limit's two turns."""
+
+    own: list[float]
+    around: list[float]
+    witness: float
+
+
+def between_limits(
+    take: Take,
+    names: Sequence[str],
+    rounds: int,
+    *,
+    largest: Callable[[float], float],
+    patience_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Turns:
     """Turns between two turns of the limit: where the machine is slower for seconds and for minutes.
 
-    A turn between unequal turns of the limit is repeated, whatever its own time, at most as often in all as there are
-    contenders.
+    The limit tells whether the machine is at its full speed; a contender's own time is not looked at. After the first
+    rounds, contenders that lack turns at full speed have more of them. In the end those count beside which the limit
+    was fastest.
 
     Args:
         take: gives a turn.
         names: contenders beside the limit.
-        rounds: turns of each.
-        slowest: median of a turn on the slowest rank; collective, so that all ranks repeat the same turns.
+        rounds: turns of each that count.
+        largest: over all ranks; collective, so that all take the same turns.
+        patience_s: after so many seconds the machine is taken as it is.
+        clock: in seconds.
     """
-    turns, repeats = Turns(), len(names)
-    before = take(LIMIT)
-    turns.add(LIMIT, before, before)
-    for _ in range(rounds):
-        for name in names:
-            while True:
-                own, after = take(name), take(LIMIT)
-                turns.add(LIMIT, after, after)
-                times = slowest(before), slowest(after)
-                uneven = max(times) > (1 + UNEVEN) * min(times)
-                around, before = before + after, after
-                if not uneven or not repeats:
-                    break
-                repeats -= 1
-            turns.add(name, own, around)
-            turns.uneven[name] += uneven
+    start, turns = clock(), Turns()
+    taken: dict[str, list[_Turn]] = {name: [] for name in names}
+    times: list[float] = []
+
+    def limit() -> list[float]:
+        alone = take(LIMIT)
+        turns.add(LIMIT, alone, alone)
+        times.append(largest(statistics.median(alone)))
+        return alone
+
+    def even(witness: float) -> bool:
+        return witness <= EVEN * min(times)
+
+    def patient() -> bool:
+        return largest(clock() - start) < patience_s
+
+    before, due = limit(), list(names) * rounds
+    while due:
+        for name in due:
+            while not even(times[-1]) and patient():
+                before = limit()
+            witness, own, after = times[-1], take(name), limit()
+            taken[name].append(_Turn(own, before + after, max(witness, times[-1])))
+            before = after
+        lacking = [name for name in names if sum(even(turn.witness) for turn in taken[name]) < rounds]
+        due = lacking if patient() else []
+    for name in names:
+        for turn in sorted(taken[name], key=lambda turn: turn.witness)[:rounds]:
+            turns.add(name, turn.own, turn.around)
+            turns.uneven[name] += not even(turn.witness)
     return turns
