@@ -35,8 +35,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="result")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each run (default: %(default)s)")
-    parser.add_argument("--batches", type=int, default=8, help="timed batches of a turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=6, help="timed batches of a turn (default: %(default)s)")
     parser.add_argument("--steady-batches", type=int, default=2000, help="length of the steady run")
     parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'training' is replaced")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bar of the document is missed")
@@ -114,8 +114,8 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
     print(f"whole run: {model}, M = {microbatches}", flush=True)
     ranks = _turns(options, folder, model, training.WHOLE, microbatches)
     timings, by_stage = training.timings(ranks), training.limit_by_stage(ranks)
-    speedup = timings["1f1b"].median / timings["2bw"].median
-    above = timings["2bw"].median / timings[training.LIMIT].median
+    speedup = training.ratio(ranks, "1f1b", "2bw", options.batches)
+    above = training.ratio(ranks, "2bw", training.LIMIT, options.batches)
     bound = training.largest_speedup(by_stage, microbatches)
     place, missed = f"{model}, M = {microbatches}", []
     if speedup < SHARE_OF_BOUND * bound:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megatron_async import megatron
 from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
-from megatron_async.benchmarks.contenders import LIMIT, Contender, Factory, Refused
+from megatron_async.benchmarks.contenders import LIMIT, OURS, Contender, Factory, Refused
 from megatron_async.benchmarks.stack import Cell, SleepingLayer
 from megatron_async.benchmarks.turns import Turns, between_limits, in_rounds
 
@@ -42,7 +42,7 @@ def factories(cell: Cell) -> Mapping[str, Factory]:
         **{name: partial(torch_contenders.pipelined, name) for name in torch_contenders.NAMES},
         "megatron-1f1b": partial(megatron_contenders.megatron_1f1b, args),
         "megatron-interleaved-1f1b": partial(megatron_contenders.megatron_interleaved, args),
-        **{name: partial(megatron_contenders.delayed, name, args) for name in megatron_contenders.DELAYED},
+        **{name: partial(megatron_contenders.delayed, name, args) for name in OURS},
     }
 
 

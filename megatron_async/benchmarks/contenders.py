@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, Stage, make_piece
+from megatron_async.schedules import SCHEDULES
 
 LIMIT = "limit"
 """The contender that all others are compared with: a rank's compute alone."""
+
+
+OURS: Sequence[str] = tuple(name for name in SCHEDULES if name != "1f1b")
+"""This package's schedules."""
 
 
 class Contender(Protocol):

@@ -9,9 +9,9 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from megatron_async.benchmarks.contenders import OURS
 from megatron_async.training.report import write_atomically
 
-OURS = ("2bw", "2bw-eager", "wpipe", "pipedream")
 _TALLEST = 2.1
 """Top of the picture, in times of the limit: about 1F1B with as many micro-batches as stages."""
 

@@ -8,7 +8,7 @@ Megatron's optimizer, run by the same `MegatronSteps` and `DelayedSteps` as a tr
 import argparse
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
-from megatron_async.schedules import SCHEDULES, schedule_problems
+from megatron_async.schedules import schedule_problems
 from megatron_async.training.phases import Phases
 from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
 
@@ -151,6 +151,3 @@ def delayed(schedule: str, args: argparse.Namespace, cell: Cell, rank: int) -> C
     if problems:
         raise Refused("; ".join(problems))
     return MegatronContender(args, cell, rank, schedule, place(cell.stages))
-
-
-DELAYED: Sequence[str] = tuple(name for name in SCHEDULES if name != "1f1b")

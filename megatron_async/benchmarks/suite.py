@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatron_async.benchmarks import processes
-from megatron_async.benchmarks.contenders import LIMIT
+from megatron_async.benchmarks.contenders import LIMIT, OURS
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
 from megatron_async.benchmarks.turns import Turns
 
@@ -22,10 +22,7 @@ CONTENDERS: Sequence[str] = (
     "torch-dualpipev",
     "megatron-1f1b",
     "megatron-interleaved-1f1b",
-    "2bw",
-    "2bw-eager",
-    "wpipe",
-    "pipedream",
+    *OURS,
 )
 
 PACE = Pace(forward_ms=40.0, backward_ms=80.0)

@@ -197,6 +197,19 @@ def timings(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Timing]
     return {name: max((Timing.of(rank[name]) for rank in ranks), key=lambda timing: timing.median) for name in ranks[0]}
 
 
+def ratio(ranks: Sequence[Mapping[str, Sequence[float]]], name: str, other: str, batches: int) -> float:
+    """How many times the other variant's time one takes: the median over rounds, each with turns of so many batches.
+
+    Turns of a round follow each other, so what slows the machine for minutes slows both.
+    """
+
+    def turns(variant: str) -> list[float]:
+        starts = range(0, len(ranks[0][variant]), batches)
+        return [max(statistics.median(rank[variant][start : start + batches]) for rank in ranks) for start in starts]
+
+    return statistics.median(time / base for time, base in zip(turns(name), turns(other), strict=True))
+
+
 def limit_by_stage(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
     """Compute alone, for each stage: how well the stages are balanced."""
     return [statistics.median(rank[LIMIT]) for rank in ranks]

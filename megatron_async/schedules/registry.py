@@ -69,7 +69,7 @@ def _two_bw(name: str, *, lead: int) -> ScheduleDefinition:
     return ScheduleDefinition(
         name=name,
         chunks=1,
-        stage_actions=partial(two_bw.stage_actions, lead=lead),
+        stage_actions=partial(two_bw.stage_actions, lead=lead, name=name),
         chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
         version_limits=lambda stages, stage: (2,),
         least_microbatches=partial(two_bw.least_microbatches, lead=lead),
@@ -88,6 +88,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             version_limits=lambda stages, stage: (1,),
         ),
         _two_bw("2bw", lead=1),
+        _two_bw("2bw-eager", lead=2),
         ScheduleDefinition(
             name="wpipe",
             chunks=2,
@@ -106,7 +107,6 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             version_limits=lambda stages, stage: (stages - stage,),
             update_per_microbatch=True,
         ),
-        _two_bw("2bw-eager", lead=2),
     )
 }
 

@@ -30,6 +30,7 @@ def stage_actions(
     first_batch: int = 0,
     versions: VersionRule = DELAYED_BY_ONE,
     lead: int = 1,
+    name: str = "2bw",
 ) -> Iterator[Action]:
     """Lazy plan of a segment for one stage.
 
@@ -44,6 +45,7 @@ def stage_actions(
     Args:
         lead: forwards that a stage runs ahead of its backwards beyond those of the next stage: 1, or 2 for the
             eager stream.
+        name: of the schedule, for messages.
 
     Raises:
         ValueError: numbers out of range, or several batches of too few micro-batches. A single batch never
@@ -52,7 +54,6 @@ def stage_actions(
     check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
     if batches > 1:
         least = least_microbatches(stages, lead=lead)
-        name = "2bw" if lead == 1 else "2bw-eager"
         raise_problems(overlap_problems(name=name, stages=stages, microbatches=microbatches, least=least))
     return stream_actions(
         microbatches=microbatches,

@@ -66,3 +66,10 @@ def test_speed_up_is_bounded_by_the_slowest_stage():
     assert training.largest_speedup([10.0, 10.0], 2) == pytest.approx(1.5)
     assert training.largest_speedup([10.0] * 4, 8) == pytest.approx(11 / 8)
     assert training.largest_speedup([10.0, 5.0], 2) == pytest.approx(1.25)
+
+
+def test_whole_runs_are_compared_round_by_round():
+    """A machine at half its speed in the second of three rounds changes nothing."""
+    ranks = [{"2bw": [10.0, 10.0, 20.0, 20.0, 10.0, 10.0], "1f1b": [14.0, 16.0, 28.0, 32.0, 15.0, 15.0]}]
+    ranks += [{name: [0.9 * time for time in times] for name, times in ranks[0].items()}]
+    assert training.ratio(ranks, "1f1b", "2bw", 2) == pytest.approx(1.5)
