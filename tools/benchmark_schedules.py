@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,6 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="with real compute, how long each cell may repeat turns during which other work slowed the machine "
         "(default: %(default)g); a turn that counts all the same is marked ~",
     )
+    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender (default: by the cell)")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--stages", type=int, nargs="+", metavar="P", help="only cells with these numbers of stages")
     parser.add_argument("--microbatches", type=int, nargs="+", metavar="M", help="only cells with these batches")
@@ -86,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         and (not options.microbatches or cell.microbatches in options.microbatches)
         and (options.compute is None or (cell.pace is None) == (options.compute == "real"))
     ]
+    if options.rounds:
+        cells = [(cell, replace(effort, rounds=options.rounds)) for cell, effort in cells]
     if not cells:
         sys.stderr.write("no cell of the set has these stages, micro-batches and compute\n")
         return 2

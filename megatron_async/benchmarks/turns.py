@@ -73,13 +73,13 @@ def between_limits(
     """Turns between two turns of the limit: where the machine is slower for seconds and for minutes.
 
     The limit tells whether the machine is at its full speed; a contender's own time is not looked at. After the first
-    rounds, contenders that lack turns at full speed have more of them. In the end those count beside which the limit
-    was fastest.
+    rounds, contenders that lack turns at full speed have more of them. In the end all turns at full speed count, and
+    where those are too few, the ones beside which the limit was fastest.
 
     Args:
         take: gives a turn.
         names: contenders beside the limit.
-        rounds: turns of each that count.
+        rounds: turns of each that count at least.
         largest: over all ranks; collective, so that all take the same turns.
         patience_s: after so many seconds the machine is taken as it is.
         clock: in seconds.
@@ -111,7 +111,9 @@ def between_limits(
         lacking = [name for name in names if sum(even(turn.witness) for turn in taken[name]) < rounds]
         due = lacking if patient() else []
     for name in names:
-        for turn in sorted(taken[name], key=lambda turn: turn.witness)[:rounds]:
+        ranked = sorted(taken[name], key=lambda turn: turn.witness)
+        counts = max(rounds, sum(even(turn.witness) for turn in ranked))
+        for turn in ranked[:counts]:
             turns.add(name, turn.own, turn.around)
             turns.uneven[name] += not even(turn.witness)
     return turns
