@@ -88,7 +88,6 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             version_limits=lambda stages, stage: (1,),
         ),
         _two_bw("2bw", lead=1),
-        _two_bw("2bw-eager", lead=2),
         ScheduleDefinition(
             name="wpipe",
             chunks=2,
@@ -107,6 +106,7 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             version_limits=lambda stages, stage: (stages - stage,),
             update_per_microbatch=True,
         ),
+        _two_bw("2bw-eager", lead=2),
     )
 }
 
