@@ -113,7 +113,7 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
         (emulated(stages, factor), Effort(1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
-        if full or factor * stages <= 16
+        if full or (factor < 4 and factor * stages <= 16)
     ]
     uneven = [
         (emulated(stages, factor, slow_rank=stages // 2), Effort(1, 2))
