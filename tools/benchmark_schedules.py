@@ -9,6 +9,7 @@ python tools/benchmark_schedules.py --json runs/benchmarks/schedules.json
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -76,6 +77,14 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"--emulate-compute-ms {error}\n")
         return 2
     pace = Pace(emulated.forward_ms, emulated.backward_ms)
+    problems = []
+    if not 0 <= options.patience < math.inf:
+        problems.append(f"--patience {options.patience:g}: give minutes from 0")
+    if options.rounds is not None and options.rounds < 1:
+        problems.append(f"--rounds {options.rounds}: give at least 1")
+    if problems:
+        sys.stderr.write("\n".join(problems) + "\n")
+        return 2
     unknown = sorted(set(options.contenders or ()) - set(suite.CONTENDERS))
     if unknown:
         sys.stderr.write(f"no such contender: {', '.join(unknown)}. Known: {', '.join(suite.CONTENDERS)}.\n")
