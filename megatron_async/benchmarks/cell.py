@@ -51,7 +51,7 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int, patience_s:
 
     Args:
         names: contenders, in the order of each round; the limit is the first.
-        rounds: turns of each contender.
+        rounds: turns of each contender; more where some are repeated.
         batches: batches of each turn that count; those around them do not.
         patience_s: where compute is real, how long to wait and repeat turns while the machine is not at full speed.
     """

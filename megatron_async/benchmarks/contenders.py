@@ -15,7 +15,6 @@ from megatron_async.schedules import SCHEDULES
 LIMIT = "limit"
 """The contender that all others are compared with: a rank's compute alone."""
 
-
 OURS: Sequence[str] = tuple(name for name in SCHEDULES if name != "1f1b")
 """This package's schedules."""
 

@@ -2,6 +2,7 @@
 """Result files as tables and a picture, and tables between markers of a document."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def figure(result: Mapping[str, Any]) -> Figure:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axis, (stages, setting) in zip(axes, panels, strict=False):
-        peers = iter(colormaps["Set2"].colors)  # type: ignore[attr-defined]
-        own = iter(("black", "tab:red", "tab:blue", "tab:purple"))
+        peers = cycle(colormaps["Set2"].colors)  # type: ignore[attr-defined]
+        own = cycle(("black", "tab:red", "tab:blue", "tab:purple"))
         for name in _contenders(rows):
             line = sorted(
                 (row["microbatches"], row["ratio_to_limit"])

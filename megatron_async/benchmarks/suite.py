@@ -10,7 +10,7 @@ from typing import Any
 from megatron_async.benchmarks import processes
 from megatron_async.benchmarks.contenders import LIMIT, OURS
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
-from megatron_async.benchmarks.turns import Turns
+from megatron_async.benchmarks.turns import Turns, ratio
 
 CONTENDERS: Sequence[str] = (
     LIMIT,
@@ -56,8 +56,7 @@ class Row:
         setting: "real", or what is emulated.
         compute: "real" or "emulated".
         ms_median, ms_spread: on the slowest rank; the spread is the distance between the quartiles.
-        ratio_to_limit: median over turns of this contender's median to that of compute alone beside it, each on its
-            slowest rank: what slows the machine for longer than that slows both.
+        ratio_to_limit: to compute alone beside each turn, see `turns.ratio`.
         uneven: how many turns lie between turns of the limit that differ, see `turns.between_limits`.
         batches: how many were timed on a rank.
         distance: of the trained weights from the one-process reference, relative to the way they have come.
@@ -205,13 +204,7 @@ def _measure_together(
     return rows, absent
 
 
-def _medians(ranks: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """From the batches of every rank, turn by turn: the slowest rank's median in each turn."""
-    return [max(map(statistics.median, turns)) for turns in zip(*ranks, strict=True)]
-
-
 def _row(cell: Cell, name: str, ranks: Sequence[Turns], distance: float) -> Row:
-    own, limits = _medians([rank.own[name] for rank in ranks]), _medians([rank.limits[name] for rank in ranks])
     slowest = max(([batch for turn in rank.own[name] for batch in turn] for rank in ranks), key=statistics.median)
     lower, median, upper = statistics.quantiles(slowest, n=4, method="inclusive")
     return Row(
@@ -222,7 +215,7 @@ def _row(cell: Cell, name: str, ranks: Sequence[Turns], distance: float) -> Row:
         setting=cell.label,
         ms_median=median,
         ms_spread=upper - lower,
-        ratio_to_limit=statistics.median(time / alone for time, alone in zip(own, limits, strict=True)),
+        ratio_to_limit=ratio([rank.own[name] for rank in ranks], [rank.limits[name] for rank in ranks]),
         uneven=ranks[0].uneven[name],
         batches=len(slowest),
         distance=distance,

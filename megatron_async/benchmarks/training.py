@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from megatron_async import arguments, megatron
-from megatron_async.benchmarks import processes
+from megatron_async.benchmarks import processes, turns
 from megatron_async.benchmarks.contenders import LIMIT
 from megatron_async.models import gpt
 from megatron_async.training import run
@@ -198,16 +198,13 @@ def timings(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Timing]
 
 
 def ratio(ranks: Sequence[Mapping[str, Sequence[float]]], name: str, other: str, batches: int) -> float:
-    """How many times the other variant's time one takes: the median over rounds, each with turns of so many batches.
+    """How many times the other variant's time one takes; turns of so many batches, of a round, follow each other."""
 
-    Turns of a round follow each other, so what slows the machine for minutes slows both.
-    """
+    def by_turn(times: Sequence[float]) -> list[Sequence[float]]:
+        return [times[start : start + batches] for start in range(0, len(times), batches)]
 
-    def turns(variant: str) -> list[float]:
-        starts = range(0, len(ranks[0][variant]), batches)
-        return [max(statistics.median(rank[variant][start : start + batches]) for rank in ranks) for start in starts]
-
-    return statistics.median(time / base for time, base in zip(turns(name), turns(other), strict=True))
+    own, base = ([by_turn(rank[variant]) for rank in ranks] for variant in (name, other))
+    return turns.ratio(own, base)
 
 
 def limit_by_stage(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:

@@ -35,6 +35,19 @@ class Turns:
         self.limits.setdefault(name, []).append(limit)
 
 
+def ratio(own: Sequence[Sequence[Sequence[float]]], other: Sequence[Sequence[Sequence[float]]]) -> float:
+    """How many times the other's time one takes, from the batches of every rank, turn by turn.
+
+    The median over turns of the quotient of medians, each on its slowest rank: what slows the machine for longer than
+    that slows both.
+    """
+
+    def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+        return [max(map(statistics.median, turns)) for turns in zip(*ranks, strict=True)]
+
+    return statistics.median(time / base for time, base in zip(slowest(own), slowest(other), strict=True))
+
+
 def in_rounds(take: Take, names: Sequence[str], rounds: int) -> Turns:
     """One turn of each contender in a round, the limit's first: where the limit is the same at any time.
 
