@@ -25,7 +25,7 @@ from megatron_async import platform
 PARTS = ("whole", "features", "memory", "steady", "saves")
 MICROBATCHES = (2, 4)
 SHARE_OF_BOUND = 0.97
-"""So much of the largest possible gain over 1F1B a run must reach; on balanced stages (M + P - 1) / M is possible."""
+"""So much of the largest possible gain over 1F1B a run must reach, see `training.largest_speedup`."""
 
 ABOVE_LIMIT = 1.05
 """Most that a run may take of the time of its compute alone."""
@@ -112,11 +112,11 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
     from megatron_async.benchmarks import training
 
     print(f"whole run: {model}, M = {microbatches}", flush=True)
-    ranks = _turns(options, folder, model, training.WHOLE, microbatches)
-    timings, by_stage = training.timings(ranks), training.limit_by_stage(ranks)
+    found = _turns(options, folder, model, training.WHOLE, microbatches)
+    costs, ranks = training.stage_costs(found, microbatches), [training.milliseconds(rank) for rank in found]
     speedup = training.ratio(ranks, "1f1b", "2bw", options.batches)
     above = training.ratio(ranks, "2bw", training.LIMIT, options.batches)
-    bound = training.largest_speedup(by_stage, microbatches)
+    bound = training.largest_speedup(costs, microbatches)
     place, missed = f"{model}, M = {microbatches}", []
     if speedup < SHARE_OF_BOUND * bound:
         missed.append(f"{place}: 2bw is {speedup:.2f} x 1f1b's speed, the bar is {SHARE_OF_BOUND} x {bound:.2f}")
@@ -125,8 +125,8 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
     return {
         "model": model,
         "microbatches": microbatches,
-        "ms": {name: asdict(timing) for name, timing in timings.items()},
-        "limit_by_stage_ms": by_stage,
+        "ms": {name: asdict(timing) for name, timing in training.timings(ranks).items()},
+        "stages_ms": [asdict(stage) for stage in costs],
         "speedup": speedup,
         "bound": bound,
         "ratio_to_limit": above,

@@ -142,11 +142,13 @@ def training(result: Mapping[str, Any]) -> str:
     """The tables of a benchmark of whole runs."""
     parts = [provenance(result["machine"], result["machine"]["command"])]
     for row in result.get("whole", []):
-        balance = " and ".join(f"{time:.0f}" for time in row["limit_by_stage_ms"])
+        stages = [[stage[part] for part in ("forward", "backward", "update")] for stage in row["stages_ms"]]
+        balance = " and ".join(" + ".join(f"{time:.0f}" for time in stage) for stage in stages)
         parts.append(
             f"**{row['model']}, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's "
             f"1f1b ({row['speedup'] / row['bound']:.0%} of the {row['bound']:.2f} possible with these stages), and "
-            f"takes {row['ratio_to_limit']:.2f} times as long as compute alone (stages: {balance} ms).\n"
+            f"takes {row['ratio_to_limit']:.2f} times as long as compute alone (forward, backward of a micro-batch and "
+            f"update of each stage alone: {balance} ms).\n"
         )
         parts.append(_timings(row["ms"]))
     if "features" in result:

@@ -17,6 +17,7 @@ from megatron_async import arguments, megatron
 from megatron_async.benchmarks import processes, turns
 from megatron_async.benchmarks.contenders import LIMIT
 from megatron_async.models import gpt
+from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.training import run
 from megatron_async.training.loop import Loop
 from megatron_async.training.steps import activations
@@ -68,6 +69,19 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """Milliseconds of one batch of a stage that talks to nobody: all its forwards, all its backwards, its update."""
+
+    forwards: float
+    backwards: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.forwards + self.backwards + self.update
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Milliseconds per batch of one variant: median and distance of the quartiles over all its batches."""
 
@@ -97,7 +111,7 @@ def in_turns(
     Args:
         model: what is trained.
         variants: name -> arguments on top of `BASE`; METRICS stands for the logs of a run. The one called
-            `LIMIT` computes its stage and steps its optimizer, and talks to nobody.
+            `LIMIT` computes its stage and steps its optimizer, and talks to nobody; of its batches come `Alone`.
         data: arguments that name the data.
         folder: for metrics files.
         action: trains a run and returns something else for each batch.
@@ -172,24 +186,30 @@ def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
     return chunk, source, output
 
 
-def _alone(loop: Loop, batches: int) -> list[float]:
+def _alone(loop: Loop, batches: int) -> list[Alone]:
     """A stage's forwards, backwards and optimizer steps with nothing in between."""
     config, optimizer = megatron.get_model_config(loop.model[0]), loop._optimizer
     shape, microbatches = activations(megatron.get_args(), config).shape, megatron.get_num_microbatches()
     loop.model[0].train()
-    milliseconds = []
+    found = []
     for _ in range(_WARM_UP + batches):
         start = time.perf_counter()
+        forwards = backwards = 0.0
         loop.model[0].zero_grad_buffer()
         for _ in range(microbatches):
+            entered = time.perf_counter()
             chunk, source, output = forward_alone(loop)
+            forwarded = time.perf_counter()
             gradient = None if chunk.last else torch.full(shape, 1e-3)
             megatron.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
             megatron.backward_step(source, output, gradient, config)
+            forwards += forwarded - entered
+            backwards += time.perf_counter() - forwarded
         optimizer.prepare_grads()
         optimizer.step_with_ready_grads()
-        milliseconds.append((time.perf_counter() - start) * 1e3)
-    return milliseconds
+        update = time.perf_counter() - start - forwards - backwards
+        found.append(Alone(1e3 * forwards, 1e3 * backwards, 1e3 * update))
+    return found
 
 
 def timings(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Timing]:
@@ -207,15 +227,37 @@ def ratio(ranks: Sequence[Mapping[str, Sequence[float]]], name: str, other: str,
     return turns.ratio(own, base)
 
 
-def limit_by_stage(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
-    """Compute alone, for each stage: how well the stages are balanced."""
-    return [statistics.median(rank[LIMIT]) for rank in ranks]
+def milliseconds(rank: Mapping[str, Sequence[Any]]) -> dict[str, list[float]]:
+    """What `in_turns` found on a rank, whole batches only."""
+    return {
+        name: [batch.total if isinstance(batch, Alone) else batch for batch in batches]
+        for name, batches in rank.items()
+    }
 
 
-def largest_speedup(by_stage: Sequence[float], microbatches: int) -> float:
-    """What 2BW can gain over 1F1B when stages need `by_stage` for M micro-batches.
+def stage_costs(ranks: Sequence[Mapping[str, Sequence[Any]]], microbatches: int) -> list[StageCosts]:
+    """Compute alone, for each stage: the medians of its parts, in milliseconds, those of one of M micro-batches."""
 
-    1F1B takes a micro-batch through all stages and the M-1 others through the slowest one; without a bubble the slowest
-    stage is all there is. On balanced stages this is (M + P - 1) / M.
+    def median(batches: Sequence[Alone], part: str) -> float:
+        return statistics.median(getattr(batch, part) for batch in batches)
+
+    return [
+        StageCosts(
+            forward=median(rank[LIMIT], "forwards") / microbatches,
+            backward=median(rank[LIMIT], "backwards") / microbatches,
+            update=median(rank[LIMIT], "update"),
+        )
+        for rank in ranks
+    ]
+
+
+def largest_speedup(costs: Sequence[StageCosts], microbatches: int) -> float:
+    """What 2BW can gain over 1F1B with such stages, where nothing but compute takes time.
+
+    Without a bubble, the slowest stage is all there is; 1F1B is simulated from its table. On balanced stages whose
+    updates take no time this is (M + P - 1) / M. An update is in no bubble: all stages make it at the same time.
     """
-    return (sum(by_stage) / max(by_stage) + microbatches - 1) / microbatches
+    short, long = (
+        simulate(make_schedule("1f1b", len(costs), microbatches, batches), costs).makespan for batches in (2, 3)
+    )
+    return (long - short) / max(microbatches * (stage.forward + stage.backward) + stage.update for stage in costs)

@@ -7,6 +7,7 @@ import torch
 from megatron_async.benchmarks import reference, suite, training
 from megatron_async.benchmarks.contenders import Placement
 from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell, make_piece
+from megatron_async.schedules import StageCosts
 
 TINY = Cell(2, 2, sequence=4, samples=1, hidden=8)
 
@@ -62,10 +63,30 @@ def test_cells_have_unique_settings():
     assert {stages for stages, _, label in cells if label == "emulated"} == {2, 4, 8, 16}
 
 
-def test_speed_up_is_bounded_by_the_slowest_stage():
-    assert training.largest_speedup([10.0, 10.0], 2) == pytest.approx(1.5)
-    assert training.largest_speedup([10.0] * 4, 8) == pytest.approx(11 / 8)
-    assert training.largest_speedup([10.0, 5.0], 2) == pytest.approx(1.25)
+def test_speed_up_over_1f1b_is_bounded():
+    balanced = StageCosts(forward=1.0, backward=2.0)
+    for stages, microbatches in ((2, 2), (2, 4), (4, 8)):
+        bound = training.largest_speedup([balanced] * stages, microbatches)
+        assert bound == pytest.approx((microbatches + stages - 1) / microbatches)
+
+
+def test_an_update_is_in_no_bubble():
+    """All stages make it at once: 1F1B takes (M + P - 1) micro-batches and one update, 2BW M and one."""
+    assert training.largest_speedup([StageCosts(1.0, 2.0, 1.5)] * 2, 2) == pytest.approx((9 + 1.5) / (6 + 1.5))
+
+
+def test_a_faster_stage_gains_nothing_but_fills_less():
+    """1F1B: the slower stage's two forwards and backwards, and the faster one's one of each, less what overlaps."""
+    costs = [StageCosts(forward=1.0, backward=2.0), StageCosts(forward=0.5, backward=1.0)]
+    # Stage 0 forwards until 2; stage 1 sends its first gradient at 1 + 0.5 + 1; two backwards follow at stage 0.
+    assert training.largest_speedup(costs, 2) == pytest.approx((2.5 + 4.0) / 6.0)
+
+
+def test_costs_of_stages_alone_are_medians():
+    batches = [training.Alone(6.0, 10.0, 4.0), training.Alone(8.0, 10.0, 4.0), training.Alone(9.0, 80.0, 9.0)]
+    found = [{"limit": batches, "2bw": [30.0]}]
+    assert training.stage_costs(found, 2) == [StageCosts(forward=4.0, backward=5.0, update=4.0)]
+    assert training.milliseconds(found[0]) == {"limit": [20.0, 22.0, 98.0], "2bw": [30.0]}
 
 
 def test_whole_runs_are_compared_round_by_round():
