@@ -47,7 +47,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--patience",
         type=float,
-        default=1.0,
+        default=0.5,
         metavar="MINUTES",
         help="with real compute, how long each cell may repeat turns during which other work slowed the machine "
         "(default: %(default)g); a turn that counts all the same is marked ~",

@@ -105,14 +105,14 @@ def cells(extent: str, pace: Pace = PACE) -> list[tuple[Cell, Effort]]:
 
     real = [
         (Cell(2, microbatches), Effort(rounds, batches))
-        for microbatches, rounds, batches in ((2, 5, 1), (4, 3, 1), (8, 2, 1), (16, 2, 1))
+        for microbatches, rounds, batches in ((2, 5, 1), (4, 2, 1), (8, 2, 1), (16, 2, 1))
         if full or microbatches < 16
     ]
     balanced = [
         (emulated(stages, factor), Effort(1, 2))
         for stages in (2, 4, 8, 16)
         for factor in (1, 2, 4)
-        if full or (factor < 4 and factor * stages <= 16)
+        if full or factor == 1 or (factor == 2 and stages <= 4)
     ]
     uneven = [
         (emulated(stages, factor, slow_rank=stages // 2), Effort(1, 2))
