@@ -2,9 +2,9 @@
 """Measure whole training runs on two CPU processes: speed, cost of each feature, memory, steadiness.
 
 Parts: whole (Megatron's 1F1B, 2BW and compute alone in turns, with clipping, Muon, error feedback, logs and data),
-features (where the time beside forwards and backwards goes with each of them), memory (peak for each stage and
-schedule, predicted and counted), steady (2,000 batches: does anything grow?), saves (how long the pipeline stops for a
-checkpoint, and how much longer the run takes). See docs/measurements.md.
+features (where the time goes with each of them), memory (peak for each stage and schedule, predicted and counted),
+steady (2,000 batches: does anything grow?), saves (how long the pipeline stops for a checkpoint, and how much longer
+the run takes). See docs/measurements.md.
 
 python tools/benchmark_training.py --json runs/benchmarks/training.json
 """
@@ -38,7 +38,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each run (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=6, help="timed batches of a turn (default: %(default)s)")
     parser.add_argument("--steady-batches", type=int, default=2000, help="length of the steady run")
-    parser.add_argument("--update", type=Path, metavar="FILE", help="document whose section 'training' is replaced")
+    parser.add_argument(
+        "--update",
+        type=Path,
+        metavar="FILE",
+        help="document with a section 'training-PART' to be replaced for each part",
+    )
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bar of the document is missed")
     return parser.parse_args(arguments)
 
@@ -67,10 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     if "saves" in options.parts:
         result["saves"] = _saves(options, folder)
     write_atomically(options.json, json.dumps(result, indent=1) + "\n")
-    text = document.training(result)
-    sys.stdout.write(text)
-    if options.update:
-        document.replace_section(options.update, "training", text)
+    source = document.provenance(used, used["command"])
+    sys.stdout.write(source)
+    for part, text in document.training(result).items():
+        sys.stdout.write(f"\n{text}")
+        if options.update:
+            document.replace_section(options.update, f"training-{part}", f"{source}\n{text}")
     missed = [problem for row in result.get("whole", []) for problem in row["missed"]]
     if options.check and missed:
         sys.stderr.write("\n".join(missed) + "\n")
@@ -134,12 +141,17 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
     }
 
 
-def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     from megatron_async.benchmarks import account, training
+    from megatron_async.benchmarks.contenders import LIMIT
 
-    print("cost of each feature", flush=True)
-    ranks = _turns(options, folder, "tiny", training.FEATURES, MICROBATCHES[0], "account")
-    return account.medians(ranks)
+    first, *others = training.MODELS
+    whole = {name: training.FEATURES[name] for name in (LIMIT, "everything")}
+    found = {}
+    for model, variants in {first: training.FEATURES, **dict.fromkeys(others, whole)}.items():
+        print(f"where the time goes: {model}", flush=True)
+        found[model] = account.medians(_turns(options, folder, model, variants, MICROBATCHES[0], "account"))
+    return found
 
 
 def _memory() -> list[dict[str, Any]]:

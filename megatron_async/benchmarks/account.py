@@ -1,20 +1,24 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Where a rank's time goes beside forwards and backwards, part by part.
+"""Where a rank's time goes, part by part.
 
 Two runs of the same thing differ by a few percent on a shared machine, which is more than most features cost. So each
 part is timed where it runs.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_async.benchmarks import training
+from megatron_async.benchmarks.training import Alone
 from megatron_async.training.loop import Loop
 
-PARTS = ("update", "reductions", "sends", "logs", "data")
-"""Clip, step, correction and next weight version; sums over ranks; messages handed over; what is written; reading."""
+_SPANS = {"F": "forwards", "B": "backwards"}
+PARTS = (*_SPANS.values(), "waits", "update", "reductions", "sends", "logs", "data")
+"""Compute with the reading of data; messages awaited; clip, step, correction and next weight version; sums over ranks;
+messages handed over; what is written; reading by itself."""
 
 BATCH = "batch"
 """Name of the whole batch beside its parts."""
@@ -31,7 +35,8 @@ class _Account:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         steps: Any = loop._steps
         links = steps._executor._links
-        watched = [("sends", link, "send") for link in (links.forward, links.backward)]
+        both = (links.forward, links.backward)
+        watched = [("sends", link, "send") for link in both] + [("waits", link, "receive") for link in both]
         for chunk in steps.chunks:
             watched += [("update", chunk.update, "apply")]
             watched += [("reductions", chunk.update, name) for name in ("start", "poll")]
@@ -40,6 +45,7 @@ class _Account:
         watched += [("logs", loop.metrics, name) for name in ("loss", "extra", "batch")]
         for part, owner, name in watched:
             setattr(owner, name, self._timed(part, getattr(owner, name)))
+        loop.timeline.span = self._spans(loop.timeline.span)  # type: ignore[method-assign]
         report = loop.metrics.batch
 
         def complete(numbers: Any) -> None:
@@ -61,6 +67,17 @@ class _Account:
 
         return timed
 
+    def _spans(self, span: Callable[..., Any]) -> Callable[..., Any]:
+        @contextlib.contextmanager
+        def watched(kind: str, **labels: int) -> Iterator[None]:
+            start = time.perf_counter()
+            with span(kind, **labels):
+                yield
+            if kind in _SPANS:
+                self._seconds[_SPANS[kind]] += time.perf_counter() - start
+
+        return watched
+
     def _iterate(self, source: Iterator[Any]) -> Iterator[Any]:
         following = self._timed("data", source.__next__)
         while True:
@@ -76,15 +93,21 @@ def _train(loop: Loop) -> list[Batch]:
     return account.batches
 
 
-def in_turns(*arguments: Any) -> dict[str, list[Batch]]:
+def in_turns(*arguments: Any) -> dict[str, list[Batch | Alone]]:
     """`training.in_turns`, with the parts of every batch."""
     return training.in_turns(*arguments, action=_train)
 
 
-def medians(ranks: Sequence[Mapping[str, Sequence[Batch]]]) -> dict[str, dict[str, float]]:
+def medians(ranks: Sequence[Mapping[str, Sequence[Batch | Alone]]]) -> dict[str, dict[str, float]]:
     """Each variant's medians on the rank where its batches take longest."""
     return {name: max((_median(rank[name]) for rank in ranks), key=lambda batch: batch[BATCH]) for name in ranks[0]}
 
 
-def _median(batches: Sequence[Batch]) -> dict[str, float]:
-    return {part: statistics.median(batch[part] for batch in batches) for part in (BATCH, *PARTS)}
+def _median(batches: Sequence[Batch | Alone]) -> dict[str, float]:
+    parts = [_of_alone(batch) if isinstance(batch, Alone) else batch for batch in batches]
+    return {part: statistics.median(batch[part] for batch in parts) for part in (BATCH, *PARTS)}
+
+
+def _of_alone(batch: Alone) -> Batch:
+    own = {BATCH: batch.total, "forwards": batch.forwards, "backwards": batch.backwards, "update": batch.update}
+    return dict.fromkeys(PARTS, 0.0) | own

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Result files as tables and a picture, and tables between markers of a document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,21 @@ def replace_section(path: Path, name: str, text: str) -> None:
     write_atomically(path, f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
 
 
-def training(result: Mapping[str, Any]) -> str:
-    """The tables of a benchmark of whole runs."""
-    parts = [provenance(result["machine"], result["machine"]["command"])]
-    for row in result.get("whole", []):
+def training(result: Mapping[str, Any]) -> dict[str, str]:
+    """The tables of a benchmark of whole runs, by part."""
+    writers: dict[str, Callable[[Any], str]] = {
+        "whole": _whole,
+        "features": _features,
+        "memory": _memory,
+        "steady": _steady,
+        "saves": _saves,
+    }
+    return {part: write(result[part]) for part, write in writers.items() if part in result}
+
+
+def _whole(rows: Sequence[Mapping[str, Any]]) -> str:
+    parts = []
+    for row in rows:
         stages = [[stage[part] for part in ("forward", "backward", "update")] for stage in row["stages_ms"]]
         balance = " and ".join(" + ".join(f"{time:.0f}" for time in stage) for stage in stages)
         parts.append(
@@ -151,18 +162,6 @@ def training(result: Mapping[str, Any]) -> str:
             f"update of each stage alone: {balance} ms).\n"
         )
         parts.append(_timings(row["ms"]))
-    if "features" in result:
-        parts.append("**Beside forwards and backwards**, tiny, 2bw, M = 2: ms per batch on the slower rank, medians\n")
-        parts.append(_account(result["features"]))
-    if "memory" in result:
-        parts.append("**Peak memory**, 2 stages, M = 4, MB by 10^6 bytes, counted by the allocator\n")
-        parts.append(_memory(result["memory"]))
-    if "steady" in result:
-        parts.append(f"**Over {result['steady'][0][-1]['batch']} batches**, 2bw with error feedback and Muon\n")
-        parts.append(_steady(result["steady"]))
-    if "saves" in result:
-        parts.append("**Cost of a checkpoint**, 2bw with error feedback and Adam, M = 4\n")
-        parts.append(_saves(result["saves"]))
     return "\n".join(parts)
 
 
@@ -174,10 +173,14 @@ def _timings(milliseconds: Mapping[str, Mapping[str, float]]) -> str:
     return table(["run", "ms per batch", "distance of quartiles", "batches"], lines)
 
 
-def _account(milliseconds: Mapping[str, Mapping[str, float]]) -> str:
-    """One row for each run, one column for the batch and each of its parts."""
-    lines = [[name, *(f"{value:.1f}" for value in parts.values())] for name, parts in milliseconds.items()]
-    return table(["run", *next(iter(milliseconds.values()))], lines)
+def _features(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """A table for each model: one row for each run, one column for the batch and each of its parts."""
+    parts = []
+    for model, milliseconds in found.items():
+        lines = [[name, *(f"{value:.1f}" for value in times.values())] for name, times in milliseconds.items()]
+        parts.append(f"**Where the time goes**, {model}, 2bw, M = 2: ms per batch on the slower rank, medians\n")
+        parts.append(table(["run", *next(iter(milliseconds.values()))], lines))
+    return "\n".join(parts)
 
 
 def _memory(items: Sequence[Mapping[str, Any]]) -> str:
@@ -187,7 +190,8 @@ def _memory(items: Sequence[Mapping[str, Any]]) -> str:
         off = item["measured"] / item["predicted"] - 1
         numbers = [f"{item['predicted'] / 1e6:.2f}", f"{item['measured'] / 1e6:.2f}", f"{off:+.1%}"]
         lines.append([item["schedule"], f"{item['stage']}", *numbers, added or "-"])
-    return table(["schedule", "stage", "predicted", "measured", "off", "on top of 1F1B"], lines)
+    title = "**Peak memory**, 2 stages, M = 4, MB by 10^6 bytes, counted by the allocator\n"
+    return f"{title}\n{table(['schedule', 'stage', 'predicted', 'measured', 'off', 'on top of 1F1B'], lines)}"
 
 
 def _steady(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -204,7 +208,9 @@ def _steady(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         for rank, states in enumerate(ranks)
         for state in states
     ]
-    return table(["stage", "batch", "tensors", "their MB", "Python's MB", "open handles", "ms per batch"], lines)
+    title = f"**Over {ranks[0][-1]['batch']} batches**, 2bw with error feedback and Muon\n"
+    head = ["stage", "batch", "tensors", "their MB", "Python's MB", "open handles", "ms per batch"]
+    return f"{title}\n{table(head, lines)}"
 
 
 def _saves(found: Mapping[str, Any]) -> str:
@@ -215,6 +221,7 @@ def _saves(found: Mapping[str, Any]) -> str:
         lines.append([name, f"{batch:.0f}", *cells])
     files, tensors = found["size"]["files"], found["size"]["tensors"]
     return (
-        table(["run", "ms per batch without", "stop of the pipeline", "the run takes longer"], lines)
+        "**Cost of a checkpoint**, 2bw with error feedback and Adam, M = 4\n\n"
+        + table(["run", "ms per batch without", "stop of the pipeline", "the run takes longer"], lines)
         + f"\nA checkpoint has {files / 1e6:.2f} MB, {files / tensors:.3f} times the bytes of its tensors.\n"
     )

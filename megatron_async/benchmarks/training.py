@@ -56,6 +56,7 @@ WHOLE: Mapping[str, str] = {
 """The comparison: compute alone, Megatron's 1F1B, and 2BW with error feedback; the last two with everything on."""
 
 FEATURES: Mapping[str, str] = {
+    LIMIT: WHOLE[LIMIT],
     "bare": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP}",
     "clipping": f"--pipeline-schedule 2bw --optimizer adam {CLIP}",
     "metrics": f"--pipeline-schedule 2bw --optimizer adam {NO_CLIP} METRICS",
@@ -63,7 +64,7 @@ FEATURES: Mapping[str, str] = {
     "muon, error feedback": f"--pipeline-schedule 2bw {MUON} {NO_CLIP} {ERROR_FEEDBACK}",
     "everything": f"--pipeline-schedule 2bw {EVERYTHING} {ERROR_FEEDBACK} METRICS",
 }
-"""Each feature on top of the bare schedule."""
+"""Compute alone, and each feature on top of the bare schedule."""
 
 _WARM_UP = 3
 

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Tables of results, and their place in a document."""
 
+from pathlib import Path
+
 import pytest
 
 from megatron_async.benchmarks import document, scale
@@ -69,3 +71,21 @@ def test_emulated_times_are_two_positive_numbers():
     for wrong in ("30", "30,0", "a,b", "1,2,3", "-1,2", "inf,1", "nan,1"):
         with pytest.raises(ValueError, match="must be"):
             EmulatedCompute.parse(wrong)
+
+
+def test_the_page_has_a_section_for_each_part_of_whole_runs():
+    page = (Path(__file__).parents[3] / "docs" / "measurements.md").read_text(encoding="utf-8")
+    stage = {"forward": 1.0, "backward": 2.0, "update": 0.5}
+    whole = {"model": "tiny", "microbatches": 2, "speedup": 1.4, "bound": 1.4, "ratio_to_limit": 1.0}
+    cost = {"batch_ms": 10.0, "stop_ms": 1.0, "longer_ms": 2.0}
+    result = {
+        "whole": [whole | {"stages_ms": [stage, stage], "ms": {"limit": {"median": 1, "spread": 0, "batches": 3}}}],
+        "features": {"tiny": {"limit": {"batch": 1.0, "update": 0.5}}},
+        "memory": [],
+        "steady": [
+            [{"batch": 500, "tensors": 1, "tensor_bytes": 1, "python_bytes": 1, "handles": 1, "ms_median": 1.0}]
+        ],
+        "saves": {"costs": {"saves": cost}, "size": {"files": 101, "tensors": 100}},
+    }
+    for part, text in document.training(result).items():
+        assert page.count(f"<!-- begin training-{part} -->") == 1 and "| ---" in text
