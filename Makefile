@@ -64,7 +64,7 @@ format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff format
 
 # A quiet machine: other work on its cores goes into every figure.
-benchmark: setup ## measure schedules and whole runs (about 45 minutes); rewrites the tables of docs/measurements.md
+benchmark: setup ## measure schedules and whole runs (about 50 minutes); rewrites the tables of docs/measurements.md
 	$(VENV_PYTHON) tools/benchmark_schedules.py --json runs/benchmarks/schedules.json \
 	    --figure runs/benchmarks/schedules.png --update docs/measurements.md
 	$(VENV_PYTHON) tools/benchmark_training.py --json runs/benchmarks/training.json --update docs/measurements.md
