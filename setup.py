@@ -29,7 +29,7 @@ setup(
     python_requires=">=3.12",
     install_requires=[
         "torch>=2.9",
-        # The wheel ships megatron.training too; its private names are met in megatron_async/megatron.py.
+        # The wheel ships megatron.training too; its private names are met in megatron_async/mcore/.
         "megatron-core[training]>=0.19,<0.20",
         # megatron-core 0.19 drops Muon and SOAP without a word when it meets a newer one.
         "emerging-optimizers>=0.3,<0.4",

@@ -26,7 +26,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
         device = "cpu"  # reported with every other problem below
     platform.activate(device)
 
-    from megatron_async import arguments
+    from megatron_async.config import arguments
 
     if arguments.asks_for_list(argv):
         return _list_presets()

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
     options = parse(arguments)
     platform.activate(options.device)
-    from megatron_async.benchmarks import machine
+    from benchmarks import machine
     from megatron_async.optim.algorithms.muon import orthogonalize
     from megatron_async.pipeline.host import HostValues
     from megatron_async.pipeline.pointers import ParameterPointer

@@ -178,7 +178,7 @@ def alternate(steps: list[Callable[[], None]], turns: int) -> list[list[float]]:
 
 def seconds_per_token(layers: int) -> float:
     """Forward and backward of a micro-batch of Megatron's model, for each token; the fastest of four after a first."""
-    from megatron_async import arguments
+    from megatron_async.config import arguments
     from megatron_async.training import run
 
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -64,9 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, 2 for wrong arguments, 1 where one of this package's schedules has no row where it should."""
     options = parse(arguments)
     platform.activate("cpu")
-    from megatron_async.benchmarks import document, machine, suite
-    from megatron_async.benchmarks.contenders import LIMIT
-    from megatron_async.benchmarks.stack import Pace
+    from benchmarks import document, machine, suite
+    from benchmarks.contenders import LIMIT
+    from benchmarks.stack import Pace
     from megatron_async.schedules import schedule_problems
     from megatron_async.training.emulation import EmulatedCompute
     from megatron_async.training.report import save_figure, write_atomically

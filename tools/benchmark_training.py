@@ -51,7 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     platform.activate("cpu")
-    from megatron_async.benchmarks import document, machine
+    from benchmarks import document, machine
     from megatron_async.training.report import write_atomically
 
     folder = options.json.resolve().parent
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     used["command"] = "tools/benchmark_training.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
     result: dict[str, Any] = {"machine": used}
     if "whole" in options.parts:
-        from megatron_async.benchmarks.training import MODELS
+        from benchmarks.training import MODELS
 
         result["whole"] = [_whole(options, folder, model, count) for model in MODELS for count in MICROBATCHES]
     if "features" in options.parts:
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _data(folder: Path) -> list[str]:
-    from megatron_async.benchmarks import training
+    from benchmarks import training
     from megatron_async.data.prepare import prepare_corpus
 
     return prepare_corpus(folder / "corpus", vocab_size=training.VOCABULARY).megatron_arguments()
@@ -95,14 +95,14 @@ def _data(folder: Path) -> list[str]:
 def _turns(
     options: argparse.Namespace, folder: Path, model: str, variants: Any, microbatches: int, module: str = "training"
 ) -> Any:
-    from megatron_async.benchmarks import processes, training
+    from benchmarks import processes, training
 
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     for old in logs.glob("*.jsonl"):
         old.unlink()
     return processes.run(
-        f"megatron_async.benchmarks.{module}:in_turns",
+        f"benchmarks.{module}:in_turns",
         training.MODELS[model],
         dict(variants),
         _data(folder),
@@ -116,7 +116,7 @@ def _turns(
 
 
 def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: int) -> dict[str, Any]:
-    from megatron_async.benchmarks import training
+    from benchmarks import training
 
     print(f"whole run: {model}, M = {microbatches}", flush=True)
     found = _turns(options, folder, model, training.WHOLE, microbatches)
@@ -142,8 +142,8 @@ def _whole(options: argparse.Namespace, folder: Path, model: str, microbatches: 
 
 
 def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    from megatron_async.benchmarks import account, training
-    from megatron_async.benchmarks.contenders import LIMIT
+    from benchmarks import account, training
+    from benchmarks.contenders import LIMIT
 
     first, *others = training.MODELS
     whole = {name: training.FEATURES[name] for name in (LIMIT, "everything")}
@@ -155,32 +155,30 @@ def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, 
 
 
 def _memory() -> list[dict[str, Any]]:
-    from megatron_async.benchmarks import memory, processes
+    from benchmarks import memory, processes
 
     print("memory", flush=True)
     stages, microbatches = 2, 4
-    ranks = processes.run("megatron_async.benchmarks.memory:peaks", stages, microbatches, ranks=stages, timeout=900)
+    ranks = processes.run("benchmarks.memory:peaks", stages, microbatches, ranks=stages, timeout=900)
     compared = memory.compare([peaks for peaks, _ in ranks], microbatches, [kept for _, kept in ranks])
     return [asdict(item) for item in compared]
 
 
 def _steady(batches: int) -> list[list[dict[str, Any]]]:
-    from megatron_async.benchmarks import processes
+    from benchmarks import processes
 
     print(f"{batches} batches", flush=True)
-    ranks = processes.run(
-        "megatron_async.benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches
-    )
+    ranks = processes.run("benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches)
     return [[asdict(state) for state in states] for states in ranks]
 
 
 def _saves(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from megatron_async.benchmarks import processes, saves, training
+    from benchmarks import processes, saves, training
 
     count, interval = 3, 8
     place = folder / "saves"
     ranks = processes.run(
-        "megatron_async.benchmarks.saves:in_turns",
+        "benchmarks.saves:in_turns",
         _data(folder),
         MICROBATCHES[1],
         options.rounds,

@@ -86,7 +86,7 @@ def layouts(devices: int, tensor_sizes: list[int], largest_pipeline: int, expert
 
 def outcome(layout: Layout, run: list[str], flops: float | None) -> Outcome:
     """Plan one layout; nothing is started."""
-    from megatron_async import arguments
+    from megatron_async.config import arguments
     from megatron_async.planning.estimate import plan
 
     schedule = ["--pipeline-schedule", "1f1b", "--staleness-correction", "none"] if layout.pipeline == 1 else []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables, or put them into a document."""
-    from megatron_async.benchmarks import document, scale
+    from benchmarks import document, scale
 
     standard = scale.Assumptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -234,7 +234,7 @@ def _import_once() -> None:
     from megatron_async import platform
 
     platform.activate("cpu")
-    from megatron_async import arguments, pretrain  # noqa: F401
+    from megatron_async.config import arguments  # noqa: F401
     from megatron_async.training import run  # noqa: F401
 
 

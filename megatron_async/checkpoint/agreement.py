@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
-from megatron_async import megatron
+from megatron_async.mcore.parallel import store as job_store
 
 # How long a failed rank waits for the others' own causes before it ends; they end with it.
 _GRACE = timedelta(seconds=20)
@@ -56,7 +56,7 @@ class Agreement:
 
     def _exchange(self, own: str) -> str:
         """Every rank's causes in one line; empty if there is none. A few messages for each rank."""
-        store: Any = megatron.store()
+        store: Any = job_store()
         prefix = f"megatron_async/agreement/{next(self._count)}/"
         if own:
             store.append(prefix + "causes", f"{dist.get_rank()} {own}\n")

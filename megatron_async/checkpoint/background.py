@@ -17,9 +17,9 @@ from typing import Any
 
 from torch.distributed.checkpoint import CheckpointException
 
-from megatron_async import megatron
 from megatron_async.checkpoint import manifest
 from megatron_async.checkpoint.manifest import FileFacts
+from megatron_async.mcore.checkpoint import CheckpointPart
 
 _POLL_SECONDS = 0.02
 
@@ -29,7 +29,7 @@ class Written:
     """What a rank has written of a checkpoint.
 
     Attributes:
-        results: for the index, as `megatron.CheckpointPart.write` returns them.
+        results: for the index, as `CheckpointPart.write` returns them.
         files: size and checksum of its file, as read back from the disk; empty if it had nothing to write.
     """
 
@@ -93,7 +93,7 @@ class Writing:
         self,
         *,
         iteration: int,
-        part: megatron.CheckpointPart,
+        part: CheckpointPart,
         notes: Notes,
         publish: Callable[[Sequence[Written]], None],
         timeout_minutes: float,

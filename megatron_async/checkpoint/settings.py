@@ -10,10 +10,12 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from megatron_async import megatron
+from megatron.core.optimizer.optimizer import MegatronOptimizer, param_group_identifier_keys
+
+from megatron_async.mcore.optimizer import members as chain_members
 
 
-def fitted(saved: Any, optimizer: megatron.MegatronOptimizer) -> Any:
+def fitted(saved: Any, optimizer: MegatronOptimizer) -> Any:
     """The saved tree in the shape of `optimizer`'s: each group of parameters with the settings of one like it.
 
     Groups are alike where all that Megatron tells them apart by agrees, except whether they hold experts. Step counts
@@ -22,8 +24,8 @@ def fitted(saved: Any, optimizer: megatron.MegatronOptimizer) -> Any:
     return _fitted(list(_leaves(saved)), optimizer)
 
 
-def _fitted(leaves: list[dict[str, Any]], optimizer: megatron.MegatronOptimizer) -> Any:
-    members = megatron.members(optimizer)
+def _fitted(leaves: list[dict[str, Any]], optimizer: MegatronOptimizer) -> Any:
+    members = chain_members(optimizer)
     if len(members) > 1:
         return {index: _fitted(leaves, member) for index, member in enumerate(members)}
     if members:
@@ -46,7 +48,7 @@ _EXPERTS = "is_expert_parallel"
 
 
 def _kind(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(group.get(key) for key in megatron.param_group_identifier_keys if key != _EXPERTS)
+    return tuple(group.get(key) for key in param_group_identifier_keys if key != _EXPERTS)
 
 
 def _leaves(saved: Any) -> Iterator[dict[str, Any]]:

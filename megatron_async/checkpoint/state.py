@@ -11,8 +11,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.utils import unwrap_model
 
-from megatron_async import megatron
+from megatron_async.mcore.checkpoint import SHARDED_DATA
+from megatron_async.mcore.optimizer import inner_optimizers
+from megatron_async.mcore.parallel import device
 from megatron_async.optim.corrections import PREVIOUS_UPDATE
 
 
@@ -61,19 +66,19 @@ class SavedChunk:
 
     def sharded_state_dict(self, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         """The chunk's own sharded state, and that of its older versions."""
-        (inner,) = megatron.unwrap_model([self._chunk])
+        (inner,) = unwrap_model([self._chunk])
         state: dict[str, Any] = inner.sharded_state_dict(metadata=metadata)
         for age in range(1, self._versions + 1):
             with self._shown(age):
                 older = {
                     name: item
                     for name, item in inner.sharded_state_dict(metadata=metadata).items()
-                    if isinstance(item, megatron.SHARDED_DATA)
+                    if isinstance(item, SHARDED_DATA)
                 }
                 for item in older.values():
                     # Parameters are shown another version again after this block; their storage stays.
                     item.data = item.data.detach() if self._history else torch.empty_like(item.data)
-            megatron.add_prefix_for_sharding(older, _prefix(age))
+            add_prefix_for_sharding(older, _prefix(age))
             state |= {_prefix(age) + name: item for name, item in older.items()}
         return state
 
@@ -91,7 +96,7 @@ class SavedChunk:
         if history.depth == 0:
             return
         history.fill()
-        (inner,) = megatron.unwrap_model([self._chunk])
+        (inner,) = unwrap_model([self._chunk])
         for age in range(1, history.depth + 1) if self._older else ():
             with history.showing(age):
                 inner.load_state_dict(self._older[min(age, len(self._older))], strict=False)
@@ -109,17 +114,17 @@ def _prefix(age: int) -> str:
 
 def largest(number: int) -> int:
     """The largest of every rank's numbers. Collective."""
-    values = torch.tensor([number], device=megatron.device())
+    values = torch.tensor([number], device=device())
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return int(values.item())
 
 
-def complete_optimizer_state(optimizer: megatron.MegatronOptimizer) -> None:
+def complete_optimizer_state(optimizer: MegatronOptimizer) -> None:
     """Give every parameter the state that its optimizer's first step would give it, where it has none yet.
 
     A checkpoint describes the same tensors for all parameters, although a first step may have been skipped.
     """
-    for inner in megatron.inner_optimizers(optimizer):
+    for inner in inner_optimizers(optimizer):
         fill = inner.init_state_fn or _fill_momentum
         inner.init_state_fn = fill
         fill(inner.optimizer, inner.config)
@@ -128,19 +133,17 @@ def complete_optimizer_state(optimizer: megatron.MegatronOptimizer) -> None:
                 state.setdefault("step", torch.tensor(0.0))
 
 
-def has_previous_update(optimizer: megatron.MegatronOptimizer) -> bool:
+def has_previous_update(optimizer: MegatronOptimizer) -> bool:
     """Whether corrections have left a previous update in the state of some parameter of this rank."""
-    return any(
-        PREVIOUS_UPDATE in state for inner in megatron.inner_optimizers(optimizer) for state in _states(inner.optimizer)
-    )
+    return any(PREVIOUS_UPDATE in state for inner in inner_optimizers(optimizer) for state in _states(inner.optimizer))
 
 
-def expect_previous_update(optimizer: megatron.MegatronOptimizer) -> None:
+def expect_previous_update(optimizer: MegatronOptimizer) -> None:
     """Give every parameter a previous update: a checkpoint describes the same tensors for all.
 
     Zeros where there is none: to be loaded over, or for parameters without delay, which corrections leave alone.
     """
-    for inner in megatron.inner_optimizers(optimizer):
+    for inner in inner_optimizers(optimizer):
         inner.extra_state_keys = (PREVIOUS_UPDATE,)
         for param in _params(inner.optimizer):
             inner.optimizer.state[param].setdefault(PREVIOUS_UPDATE, torch.zeros_like(param))

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async import megatron
 from megatron_async.checkpoint import compatibility, folder, manifest
 from megatron_async.checkpoint.agreement import Agreement, JointError
 from megatron_async.checkpoint.background import Notes, Writing, Written
@@ -32,6 +32,15 @@ from megatron_async.checkpoint.state import (
     has_previous_update,
     largest,
 )
+from megatron_async.mcore.checkpoint import (
+    CheckpointPart,
+    arguments_of,
+    check_structure,
+    load_checkpoint,
+    plan_checkpoint,
+)
+from megatron_async.mcore.logging import wandb_run as megatron_wandb_run
+from megatron_async.mcore.parallel import store
 
 # What a manifest says of the state, beyond the arguments that the run was started with.
 _FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
@@ -52,7 +61,7 @@ class Checkpoints:
         self,
         args: argparse.Namespace,
         model: list[Any],
-        optimizer: megatron.MegatronOptimizer,
+        optimizer: MegatronOptimizer,
         scheduler: Any,
         versions: dict[str, str],
     ) -> None:
@@ -77,7 +86,7 @@ class Checkpoints:
         if args.load is None and args.pretrained_checkpoint is None:
             return
         found = self._find(Path(args.load)) if args.load else None
-        saved = megatron.arguments_of(found.path) if found else {}
+        saved = arguments_of(found.path) if found else {}
         older = int(saved.get("older_weight_versions", 0))
         corrected = saved.get("has_previous_update", False) and delays(argparse.Namespace(**saved)) == delays(args)
         self._loaded = [SavedChunk(chunk, 0 if args.finetune else older) for chunk in self._model]
@@ -89,7 +98,7 @@ class Checkpoints:
             self._scheduler.wd_incr_steps = saved.get("train_iters", args.train_iters) * args.global_batch_size
         step = found.iteration if found else None
         with _arguments(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
-            args.iteration, args.num_floating_point_operations_so_far = megatron.load_checkpoint(
+            args.iteration, args.num_floating_point_operations_so_far = load_checkpoint(
                 self._loaded, self._optimizer, self._scheduler, self._fit
             )
         complete_optimizer_state(self._optimizer)
@@ -146,7 +155,7 @@ class Checkpoints:
         ]
         temporary = {"save": str(folder.staging(root)), "save_retain_interval": None, "async_save": False}
         with self._emptying_on_error(root), _arguments(args, **temporary), self._everywhere(what):
-            part = megatron.plan_checkpoint(
+            part = plan_checkpoint(
                 iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
             )
             if self._asynchronous:
@@ -158,7 +167,7 @@ class Checkpoints:
                 f"save/{next(self._saves)}",
                 rank=dist.get_rank(),
                 ranks=dist.get_world_size(),
-                store=megatron.store(),
+                store=store(),
             ),
             publish=self._publication(root, iteration, part),
             timeout_minutes=args.distributed_timeout_minutes,
@@ -201,11 +210,9 @@ class Checkpoints:
                     folder.clean_staging(root)
             raise
 
-    def _publication(
-        self, root: Path, iteration: int, part: megatron.CheckpointPart
-    ) -> Callable[[Sequence[Written]], None]:
+    def _publication(self, root: Path, iteration: int, part: CheckpointPart) -> Callable[[Sequence[Written]], None]:
         """What rank 0 does when every rank's part is there. Collective."""
-        args, wandb_run = self._args, megatron.wandb_run()
+        args, wandb_run = self._args, megatron_wandb_run()
         # As they are now: training goes on.
         arguments = args._resolved | {name: getattr(args, name) for name in _FACTS}
         keep = args.keep_last or (1 if args.save_retain_interval else None)
@@ -214,7 +221,7 @@ class Checkpoints:
         def publish(parts: Sequence[Written]) -> None:
             staged = part.folder
             part.write_index([written.results for written in parts])
-            megatron.check_structure(staged)
+            check_structure(staged)
             files = {name: entry for written in parts for name, entry in written.files.items()}
             rest = [name for name in manifest.file_names(staged) if name not in files]
             described = Manifest(

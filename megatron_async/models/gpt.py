@@ -7,21 +7,25 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core import mpu
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_tp_rank
 
-from megatron_async import megatron
+from megatron_async.mcore.parallel import device
+from megatron_async.mcore.training import GPTModelConfig, gpt_config_from_args
 from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.specs import layer_spec
 from megatron_async.models.vocabulary import check_ids, mask_padding
 
 
-def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> megatron.GPTModelConfig:
+def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> GPTModelConfig:
     """Megatron's model configuration, with initial weights that depend on the seed and not on the layout.
 
     Args:
         args: checked arguments.
         vocabulary: true size; with it, the rows that pad the vocabulary take no part.
     """
-    config = megatron.gpt_config_from_args(args)
+    config = gpt_config_from_args(args)
     if args.spec is None:
         config.transformer_layer_spec = layer_spec
     initial = LayoutIndependentInit(args.seed, vocabulary)
@@ -44,11 +48,11 @@ class ForwardStep:
 
     def __init__(self, args: argparse.Namespace, vocabulary: int | None = None) -> None:
         self._args, self._vocabulary = args, vocabulary
-        self._groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
+        self._groups = ProcessGroupCollection.use_mpu_process_groups()
 
     def __call__(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, model: Any) -> tuple[torch.Tensor, Any]:
-        first = megatron.get_attr_wrapped_model(model, "pre_process")
-        last = megatron.get_attr_wrapped_model(model, "post_process")
+        first = get_attr_wrapped_model(model, "pre_process")
+        last = get_attr_wrapped_model(model, "post_process")
         batch = self._batch(data_iterator, first, last)
         output = model(
             batch["tokens"],
@@ -74,14 +78,14 @@ class ForwardStep:
             loaded = next(data_iterator)
             if self._vocabulary is not None:
                 check_ids(loaded, self._vocabulary)
-            batch = {key: value.to(megatron.device(), non_blocking=True) for key, value in loaded.items()}
+            batch = {key: value.to(device(), non_blocking=True) for key, value in loaded.items()}
             batch.setdefault("attention_mask", None)
-        return megatron.get_batch_on_this_tp_rank(
+        return get_batch_on_this_tp_rank(
             batch,
             has_cu_seqlens=False,
             is_hybrid_cp=False,
             create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
-            broadcast_src_rank=megatron.mpu.get_tensor_model_parallel_src_rank(),
+            broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
             broadcast_group=groups.tp,
             cp_size=1,
             tp_rank=groups.tp.rank(),
@@ -98,12 +102,12 @@ class ForwardStep:
         args, tp = self._args, self._groups.tp
         if tp.rank() == 0:
             assert data_iterator is not None
-            mask = next(data_iterator)["attention_mask"].to(megatron.device(), non_blocking=True)
+            mask = next(data_iterator)["attention_mask"].to(device(), non_blocking=True)
         else:
             shape = (args.micro_batch_size, 1, args.seq_length, args.seq_length)
-            mask = torch.empty(shape, dtype=torch.bool, device=megatron.device())
+            mask = torch.empty(shape, dtype=torch.bool, device=device())
         if tp.size() > 1:
-            torch.distributed.broadcast(mask, megatron.mpu.get_tensor_model_parallel_src_rank(), group=tp)
+            torch.distributed.broadcast(mask, mpu.get_tensor_model_parallel_src_rank(), group=tp)
         return mask
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from megatron_async import megatron
+from megatron_async.mcore.parallel import tensor_parallel_place
 from megatron_async.models.naming import global_names
 from megatron_async.models.vocabulary import true_rows
 
@@ -70,7 +70,7 @@ def _fill(
     param: torch.nn.Parameter, draw: Draw, generator: torch.Generator, rows: Callable[[Sequence[int]], int]
 ) -> None:
     """Draw the whole weight, as many rows as stand for something, and keep this rank's part of it."""
-    world, rank = megatron.tensor_parallel_place(param)
+    world, rank = tensor_parallel_place(param)
     dim = getattr(param, "partition_dim", -1)
     parts = world if getattr(param, "tensor_model_parallel", False) and dim >= 0 else 1
     shape = list(param.shape)

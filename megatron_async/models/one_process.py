@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_async import megatron
+from megatron_async.mcore.checkpoint import load_common_state, load_model_weights, save_model_weights
+from megatron_async.mcore.model import build_gpt
+from megatron_async.mcore.parallel import alone
 from megatron_async.models import gpt
 
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -40,7 +43,7 @@ def latest(folder: Path) -> Path:
 
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
     """The arguments that a checkpoint was written with, changed to one process."""
-    args = copy.copy(megatron.load_common_state(checkpoint)["args"])
+    args = copy.copy(load_common_state(checkpoint)["args"])
     args.world_size = args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.expert_tensor_parallel_size = args.context_parallel_size = 1
     args.data_parallel_size, args.rank = 1, 0
@@ -63,18 +66,18 @@ def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Mo
         args: checked arguments of a run on one process.
         initialize: whether to draw initial weights; otherwise they are whatever memory held.
     """
-    with megatron.alone(args):
+    with alone(args):
         config = gpt.model_config(args)
         config.transformer.perform_initialization = initialize
-        groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
-        chunk = megatron.build_gpt(config, groups, None)
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        chunk = build_gpt(config, groups, None)
         chunk.eval()
         yield chunk
 
 
 def load(chunk: torch.nn.Module, checkpoint: Path) -> None:
     """Read the model's weights, and nothing else, from a distributed checkpoint."""
-    megatron.load_model_weights(chunk, checkpoint)
+    load_model_weights(chunk, checkpoint)
 
 
 def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path:
@@ -87,6 +90,6 @@ def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path
         raise ValueError(f"{folder}: holds checkpoints already; give a new folder.")
     checkpoint = folder / _RELEASE
     checkpoint.mkdir(parents=True)
-    megatron.save_model_weights(chunk, args, checkpoint)
+    save_model_weights(chunk, args, checkpoint)
     (folder / _TRACKER).write_text(_RELEASE)
     return checkpoint

@@ -18,7 +18,14 @@ from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from megatron_async import megatron
+from megatron_async.mcore.model import (
+    dense_mlp_spec,
+    gpu_layer_specs,
+    layers_of_stage,
+    linear_attention_pattern,
+    moe_layer_pattern,
+)
+from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
 from megatron_async.models.gated_delta_net import GatedDeltaNet
 from megatron_async.models.norms import HeadNorm, RMSNorm, rms_norm
 
@@ -46,21 +53,21 @@ class LocalBackend(LocalSpecProvider):
         return NormColumnParallelLinear
 
 
-def layer_spec(config: megatron.GPTModelConfig, vp_stage: int | None = None) -> Any:
+def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
     """Layers of this stage. Variants that no preset uses are left to Megatron."""
     transformer = config.transformer
     variant, local = transformer.experimental_attention_variant, transformer.transformer_impl == "local"
     if variant not in (None, "gated_delta_net") or (variant is None and not local) or _is_special(transformer):
-        return megatron.default_layer_spec(config, vp_stage)
+        return default_layer_spec(config, vp_stage)
     if local:
         backend = LocalBackend()
         layers = [_local_layer(transformer, backend, number) for number in range(transformer.num_layers)]
     else:
-        backend, layers = megatron.gpu_layer_specs(transformer)
+        backend, layers = gpu_layer_specs(transformer)
         for layer in layers:
             if layer.submodules.self_attention.module is MegatronGatedDeltaNet:
                 layer.submodules.self_attention = _delta_net(backend)
-    stage = megatron.layers_of_stage(transformer, vp_stage)
+    stage = layers_of_stage(transformer, vp_stage)
     norm = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
     return TransformerBlockSubmodules(layer_specs=[layers[number] for number in stage], layer_norm=norm)
 
@@ -77,8 +84,8 @@ def _is_special(transformer: Any) -> bool:
 def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
     """One layer out of local modules; `number` counts from 0 through the whole model."""
     norm = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
-    linear = bool(megatron.linear_attention_pattern(transformer)[number])
-    experts = transformer.num_moe_experts is not None and bool(megatron.moe_layer_pattern(transformer)[number])
+    linear = bool(linear_attention_pattern(transformer)[number])
+    experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
     # Names in checkpoints are those of the fused GPU modules, so that either run reads the other's.
     names = {} if linear else {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     if not experts:
@@ -90,7 +97,7 @@ def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> Module
             self_attention=_delta_net(backend) if linear else _attention(transformer, backend),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=_experts(transformer, backend) if experts else megatron.dense_mlp_spec(backend),
+            mlp=_experts(transformer, backend) if experts else dense_mlp_spec(backend),
             mlp_bda=get_bias_dropout_add,
             sharded_state_dict_keys_map=names,
         ),

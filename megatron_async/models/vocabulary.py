@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-
-from megatron_async import megatron
+from megatron.core import mpu
 
 TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Parameters with one row for each token of the vocabulary, and padding."""
@@ -31,7 +30,7 @@ def mask_padding(vocabulary: int, chunks: list[torch.nn.Module]) -> list[torch.n
         if head is None:
             continue
         width = head.output_size_per_partition
-        first = megatron.mpu.get_tensor_model_parallel_rank() * width
+        first = mpu.get_tensor_model_parallel_rank() * width
         true_columns = min(max(vocabulary - first, 0), width)
         if true_columns < width:
             head.register_forward_hook(partial(_mask, true_columns))

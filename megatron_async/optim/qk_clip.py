@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from megatron_async import megatron
+from megatron_async.mcore.model import softmax_attentions
+from megatron_async.mcore.optimizer import flat_parts, inner_optimizers, master_of
 from megatron_async.optim.roles import qkv_rows
 
 
@@ -112,15 +114,15 @@ class QkClip:
         rule: the threshold and how a clip is shared.
     """
 
-    def __init__(self, chunks: Sequence[Any], optimizer: megatron.MegatronOptimizer, rule: ClipRule) -> None:
-        attentions = megatron.softmax_attentions(chunks)
+    def __init__(self, chunks: Sequence[Any], optimizer: MegatronOptimizer, rule: ClipRule) -> None:
+        attentions = softmax_attentions(chunks)
         self._rule = rule
         self._factors: Tensor | None = None
         self._targets = _targets(attentions, optimizer)
         if attentions:
             self._groups = attentions[0].num_query_groups_per_partition
             self._rows = qkv_rows(attentions[0].config)
-        for inner in megatron.inner_optimizers(optimizer):
+        for inner in inner_optimizers(optimizer):
             if any(id(param) in self._targets for param in _params(inner.optimizer)):
                 self._end_steps(inner.optimizer)
 
@@ -155,7 +157,7 @@ class QkClip:
                 param.detach().mul_(target.factors(self._factors, param))
 
 
-def _targets(attentions: Sequence[Any], optimizer: megatron.MegatronOptimizer) -> dict[int, _Target]:
+def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[int, _Target]:
     """Projections by the id of what may be stepped on for them."""
     projections = {}
     for layer, attention in enumerate(attentions):
@@ -163,10 +165,10 @@ def _targets(attentions: Sequence[Any], optimizer: megatron.MegatronOptimizer) -
         projections[id(weight)] = weight, _Target(layer, weight.size(1))
         if bias is not None:
             projections[id(bias)] = bias, _Target(layer, 1)
-    whole = {id(megatron.master_of(param)): target for param, target in projections.values()}
+    whole = {id(master_of(param)): target for param, target in projections.values()}
     parts = {
         id(part): _Target(projections[id(param)][1].layer, projections[id(param)][1].columns, start)
-        for part, param, start in megatron.flat_parts(optimizer)
+        for part, param, start in flat_parts(optimizer)
         if id(param) in projections
     }
     return whole | parts

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.utils import get_model_config, unwrap_model
 from rich.console import Console
 from rich.table import Table
 
-from megatron_async import megatron
+from megatron_async.mcore.build import use_optimizers
+from megatron_async.mcore.optimizer import flat_sharded, master_of, master_params, shards_of
+from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.models.naming import global_names
 from megatron_async.optim import roles, settings
 from megatron_async.optim.algorithms import catalogue
@@ -25,7 +29,7 @@ def register(args: argparse.Namespace) -> None:
         _set_layouts(args, chunks, chosen)
         return _build(args, name, groups)
 
-    megatron.use_optimizers(build, lambda name, param: chosen[roles.role_of(name, param).name], chosen.used())
+    use_optimizers(build, lambda name, param: chosen[roles.role_of(name, param).name], chosen.used())
 
 
 def _build(args: argparse.Namespace, name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -42,14 +46,14 @@ def _set_layouts(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], ch
     fused = [role for name in chosen.used() if catalogue.find(name).kind == "matrix" for role in chosen.roles_of(name)]
     whole = [role for role in chosen.roles_of("mars") if role not in fused]
     for chunk in chunks:
-        config = megatron.get_model_config(chunk)
+        config = get_model_config(chunk)
         for wanted, split in ((fused, args.muon_split_qkv), (whole, False)):
-            for name, param, layout in roles.layouts(chunk, config, megatron.tensor_shards, wanted, split_fused=split):
+            for name, param, layout in roles.layouts(chunk, config, tensor_shards, wanted, split_fused=split):
                 check_layout(name, tuple(param.shape), layout)
                 setattr(param, LAYOUT, layout)
 
 
-def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimizer: megatron.MegatronOptimizer) -> None:
+def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer) -> None:
     """After `setup_model_and_optimizer`: check who owns what on every stage, and print it on rank 0. Collective.
 
     Raises:
@@ -67,18 +71,16 @@ def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimize
         _print_table(args, roles.table(ranks), chosen)
 
 
-def roles_of_masters(
-    chunks: Sequence[torch.nn.Module], optimizer: megatron.MegatronOptimizer
-) -> dict[torch.Tensor, str]:
+def roles_of_masters(chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer) -> dict[torch.Tensor, str]:
     """What this rank's optimizers step on -> its role."""
     names = {
         id(tensor): roles.role_of(name, param).name
-        for chunk in megatron.unwrap_model(list(chunks))
+        for chunk in unwrap_model(list(chunks))
         for name, param in global_names(chunk)
-        for tensor in (param, megatron.master_of(param))
+        for tensor in (param, master_of(param))
     }
-    names |= {id(shard): names[id(param)] for shard, param in megatron.shards_of(optimizer)}
-    return {param: names[id(param)] for _, _, param in megatron.master_params(optimizer)}
+    names |= {id(shard): names[id(param)] for shard, param in shards_of(optimizer)}
+    return {param: names[id(param)] for _, _, param in master_params(optimizer)}
 
 
 def _give_layouts_to_masters(chunks: Sequence[torch.nn.Module]) -> None:
@@ -87,25 +89,25 @@ def _give_layouts_to_masters(chunks: Sequence[torch.nn.Module]) -> None:
         for param in chunk.parameters():
             layout = getattr(param, LAYOUT, None)
             if isinstance(layout, Layout):
-                setattr(megatron.master_of(param), LAYOUT, layout)
+                setattr(master_of(param), LAYOUT, layout)
 
 
 def _owned(
-    chunks: Sequence[torch.nn.Module], optimizer: megatron.MegatronOptimizer, chosen: roles.Assignment
+    chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer, chosen: roles.Assignment
 ) -> list[roles.Owned]:
     groups: dict[int, list[dict[str, Any]]] = {}
-    for _, group, param in megatron.master_params(optimizer):
+    for _, group, param in master_params(optimizer):
         groups.setdefault(id(param), []).append(group)
-    for group, param in megatron.flat_sharded(optimizer):
+    for group, param in flat_sharded(optimizer):
         groups.setdefault(id(param), []).append(group)
     parameters = []
-    for chunk in megatron.unwrap_model(list(chunks)):
+    for chunk in unwrap_model(list(chunks)):
         for name, param in global_names(chunk):
             if not param.requires_grad:
                 continue
             role = roles.role_of(name, param).name
-            own = groups.get(id(megatron.master_of(param)), []) or groups.get(id(param), [])
-            shards = megatron.tensor_shards(param)
+            own = groups.get(id(master_of(param)), []) or groups.get(id(param), [])
+            shards = tensor_shards(param)
             parameters.append(
                 roles.Owned(
                     name=name,

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor
+from megatron.core.pipeline_parallel.schedules import forward_step as megatron_forward_step
+from megatron.core.utils import get_model_config
 
-from megatron_async import megatron
 from megatron_async.pipeline.gradients import GradientGenerations
 from megatron_async.pipeline.links import StageLinks
 from megatron_async.pipeline.logits import LogitMaxima
@@ -111,7 +113,7 @@ class Executor:
         timeline: Timeline,
     ) -> None:
         self._chunks, self._step, self._links, self._hooks, self._timeline = chunks, step, links, hooks, timeline
-        self._config = megatron.get_model_config(chunks[0].module)
+        self._config = get_model_config(chunks[0].module)
 
     def run(self, plan: Plan, *, first_batch: int, batches: int) -> int:
         """Fill the pipe, run a segment, drain the pipe.
@@ -182,7 +184,7 @@ class Executor:
         self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("F", **labels):
-            output, tokens = megatron.forward_step(
+            output, tokens = megatron_forward_step(
                 self._step.forward_step,
                 chunk.data_iterator,
                 chunk.module,
@@ -198,7 +200,7 @@ class Executor:
         if not chunk.last:
             self._links.forward.send(output)
         # What comes back is a gradient; of the output only its place in the graph is needed from now on.
-        megatron.deallocate_output_tensor(output, self._config.deallocate_pipeline_outputs)
+        deallocate_output_tensor(output, self._config.deallocate_pipeline_outputs)
         chunk.in_flight.append((source, output))
         if chunk.last:
             chunk.tokens[batch] = chunk.tokens[batch] + tokens if batch in chunk.tokens else tokens
@@ -217,7 +219,7 @@ class Executor:
         self._hooks.computes(batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("B", **labels):
-            source_gradient = megatron.backward_step(source, output, gradient, self._config)
+            source_gradient = backward_step(source, output, gradient, self._config)
         if not chunk.first:
             self._links.backward.send(source_gradient)
 

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from megatron_async import megatron
+from megatron_async.mcore.model import softmax_attentions, watch_logits
+from megatron_async.mcore.parallel import device
 
 
 class LogitMaxima:
@@ -24,14 +25,14 @@ class LogitMaxima:
     """
 
     def __init__(self, chunks: Sequence[torch.nn.Module], group: dist.ProcessGroup) -> None:
-        attentions = megatron.softmax_attentions(chunks)
-        self._group, self._device = group, megatron.device()
+        attentions = softmax_attentions(chunks)
+        self._group, self._device = group, device()
         self._shape = (len(attentions), attentions[0].num_attention_heads_per_partition if attentions else 0)
         self._open: dict[int, torch.Tensor] = {}
         self._reduced: dict[int, torch.Tensor] = {}
         self.use(0)
         for layer, attention in enumerate(attentions):
-            megatron.watch_logits(attention, partial(self._record, layer))
+            watch_logits(attention, partial(self._record, layer))
 
     def use(self, batch: int) -> None:
         """Forwards, recomputed ones too, are those of `batch` from now on."""

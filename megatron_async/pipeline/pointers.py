@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async import megatron
+from megatron_async.mcore.model import shares_storage, weight_buffers
+from megatron_async.mcore.optimizer import fp32_shards
 from megatron_async.pipeline.weights import Pointer
 
 
@@ -76,13 +78,11 @@ class FlatPointer:
             group.cached_param_buffer_shard_list = [None] * len(group.buckets)
 
 
-def pointers(chunk: Any, optimizer: megatron.MegatronOptimizer) -> Iterator[Pointer]:
+def pointers(chunk: Any, optimizer: MegatronOptimizer) -> Iterator[Pointer]:
     """Everything that an update of a wrapped chunk changes."""
     flat: set[torch.nn.Parameter] = set()
-    for buffer, groups in megatron.weight_buffers(chunk):
-        shards = [
-            shard for shard in megatron.fp32_shards(optimizer) if megatron.shares_storage(shard, buffer.param_data)
-        ]
+    for buffer, groups in weight_buffers(chunk):
+        shards = [shard for shard in fp32_shards(optimizer) if shares_storage(shard, buffer.param_data)]
         flat.update(buffer.params)
         yield FlatPointer(buffer, groups, shards)
     for param in chunk.parameters():

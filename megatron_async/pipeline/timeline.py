@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_async import megatron
+from megatron_async.mcore.parallel import device
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Timeline:
         self._first_batch: int | None = None
         self._kept: list[Span] = []
         self._busy = 0.0
-        self._on_gpu = megatron.device().type == "cuda"
+        self._on_gpu = device().type == "cuda"
         self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event, dict[str, int]]] = []
         self._origin: torch.cuda.Event | None = None
         self._origin_time = 0.0

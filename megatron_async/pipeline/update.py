@@ -21,9 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from megatron_async import megatron
+from megatron_async.mcore.model import tied_embedding
+from megatron_async.mcore.optimizer import norm_groups
+from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.groups import own_groups
 from megatron_async.pipeline.host import HostValues
@@ -97,7 +101,7 @@ class DeferredUpdate:
         *,
         index: int,
         chunk: Any,
-        optimizer: megatron.MegatronOptimizer,
+        optimizer: MegatronOptimizer,
         weights: WeightVersions,
         gradients: GradientGenerations,
         routers: RouterBiases,
@@ -109,10 +113,10 @@ class DeferredUpdate:
         self._weights, self._gradients, self._routers, self._rule = weights, gradients, routers, rule
         self._logits, self._clip_by = logits, clip_by
         self._model_params = tuple(chunk.parameters())
-        self._tied_embedding = megatron.tied_embedding(chunk)
+        self._tied_embedding = tied_embedding(chunk)
         self._members = [
-            (inner, megatron.mpu.get_tensor_model_parallel_group() if rule.stage_norm else group)
-            for inner, group in megatron.norm_groups(optimizer)
+            (inner, mpu.get_tensor_model_parallel_group() if rule.stage_norm else group)
+            for inner, group in norm_groups(optimizer)
         ]
         self._groups = list(dict.fromkeys(group for _, group in self._members))
         members = [dist.get_process_group_ranks(group) for group in (*self._groups, None)]
@@ -190,7 +194,7 @@ class DeferredUpdate:
     @torch.no_grad()
     def _reduce(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> Steps:
         with self._gradients.reading(batch):
-            megatron.reduce_over_tensor_parallel(self._chunk)
+            reduce_over_tensor_parallel(self._chunk)
         yield [
             self._routers.reduce(batch),
             self._logits.reduce(batch) if self._logits is not None else None,
@@ -200,7 +204,7 @@ class DeferredUpdate:
             yield [self._reduce_tied_embedding(batch)]
         squares = self._local_squares(batch)
         own = torch.zeros(1 + len(shared), dtype=torch.float64, device=squares[0].device)
-        if tokens is not None and megatron.mpu.get_tensor_model_parallel_rank() == 0:
+        if tokens is not None and mpu.get_tensor_model_parallel_rank() == 0:
             own[0] = tokens
         own[1:] = torch.tensor(shared, dtype=torch.float64)
         parts = [*zip(self._norm_groups, squares, strict=True)]
@@ -231,7 +235,7 @@ class DeferredUpdate:
         """The embedding on the first stage and the head on the last one are one weight: sum their gradients."""
         with self._gradients.reading(batch):
             gradient = self._tied_embedding.main_grad  # type: ignore[union-attr]
-        return dist.all_reduce(gradient, group=megatron.mpu.get_embedding_group(), async_op=True)
+        return dist.all_reduce(gradient, group=mpu.get_embedding_group(), async_op=True)
 
     def _local_squares(self, batch: int) -> list[torch.Tensor]:
         """Sum of squares of this rank's gradients, a float64 tensor of one element for each norm group."""
@@ -264,5 +268,5 @@ def _sum(parts: Sequence[tuple[dist.ProcessGroup, torch.Tensor]]) -> tuple[list[
 
 def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:
     if not gradients:
-        return torch.zeros(1, dtype=torch.float64, device=megatron.device())
+        return torch.zeros(1, dtype=torch.float64, device=device())
     return torch.stack(list(torch._foreach_norm(gradients))).double().square().sum().view(1)

@@ -8,7 +8,8 @@ local (torch) attention and recomputed by flash attention on GPUs. An estimate: 
 import argparse
 from dataclasses import dataclass
 
-from megatron_async import megatron
+from megatron_async.mcore.model import linear_attention_pattern, moe_layer_pattern
+from megatron_async.mcore.training import gpt_config_from_args
 from megatron_async.planning.parameters import Chunk
 
 
@@ -27,9 +28,9 @@ class ActivationModel:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "ActivationModel":
-        config = megatron.gpt_config_from_args(args).transformer
-        experts = [0] * config.num_layers if args.num_experts is None else megatron.moe_layer_pattern(config)
-        return cls(args, megatron.linear_attention_pattern(config), experts)
+        config = gpt_config_from_args(args).transformer
+        experts = [0] * config.num_layers if args.num_experts is None else moe_layer_pattern(config)
+        return cls(args, linear_attention_pattern(config), experts)
 
     @property
     def tokens(self) -> int:

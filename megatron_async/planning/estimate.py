@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_async import megatron
+from megatron_async.mcore.training import num_floating_point_operations
 from megatron_async.planning import memory
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage, active, count_by_kind, stages
@@ -60,7 +60,7 @@ def plan(args: argparse.Namespace, flops_per_second: float | None = None) -> Pla
     speed = flops_per_second or (GPU_FLOPS if args.device == "cuda" else CPU_FLOPS)
     parts = stages(args)
     by_kind = count_by_kind(parameter for stage in parts for parameter in stage.parameters)
-    flops = float(megatron.num_floating_point_operations(args, 1))
+    flops = float(num_floating_point_operations(args, 1))
     microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
     batches = _BATCHES if args.pipeline_schedule != "pipedream" else _BATCHES * args.pipeline_model_parallel_size
     schedule = make_schedule(

@@ -12,8 +12,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_async import megatron
+from megatron_async.mcore.model import build_gpt, layers_of_stage
+from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
+from megatron_async.mcore.training import GPTModelConfig
 from megatron_async.models import gpt
 from megatron_async.models.naming import global_names
 
@@ -147,33 +151,33 @@ def _stage(args: argparse.Namespace, stage: int) -> Stage:
         config = gpt.model_config(args)
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.perform_initialization = False
-        groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
+        groups = ProcessGroupCollection.use_mpu_process_groups()
         virtual = args.virtual_pipeline_model_parallel_size
         return Stage(tuple(_chunk(config, groups, chunk) for chunk in ([None] if virtual is None else range(virtual))))
 
 
-def _chunk(config: megatron.GPTModelConfig, groups: megatron.ProcessGroupCollection, vp_stage: int | None) -> Chunk:
-    model = megatron.build_gpt(config, groups, vp_stage)
+def _chunk(config: GPTModelConfig, groups: ProcessGroupCollection, vp_stage: int | None) -> Chunk:
+    model = build_gpt(config, groups, vp_stage)
     parameters = []
     for name, param in global_names(model):
         kind = kind_of(name)
-        parts, _ = megatron.tensor_parallel_place(param)
+        parts, _ = tensor_parallel_place(param)
         copies = parts if getattr(param, "tensor_model_parallel", False) else 1
         if kind == "experts":
             copies *= config.transformer.expert_model_parallel_size
         duplicate = bool(getattr(param, "shared_embedding", False) and model.post_process and not model.pre_process)
         parameters.append(Parameter(name, kind, tuple(param.shape), copies, duplicate))
-    return Chunk(tuple(megatron.layers_of_stage(config.transformer, vp_stage)), tuple(parameters))
+    return Chunk(tuple(layers_of_stage(config.transformer, vp_stage)), tuple(parameters))
 
 
 @contextmanager
 def _pretended_rank(args: argparse.Namespace, stage: int) -> Iterator[None]:
     """Process groups of the first rank of a stage, without the other processes."""
-    megatron.pretend_rank(args, stage * (args.world_size // args.pipeline_model_parallel_size))
+    pretend_rank(args, stage * (args.world_size // args.pipeline_model_parallel_size))
     try:
         yield
     finally:
-        megatron.mpu.destroy_model_parallel()
+        mpu.destroy_model_parallel()
         dist.destroy_process_group()
 
 

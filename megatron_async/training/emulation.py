@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.utils import get_attr_wrapped_model
 
-from megatron_async import megatron
 from megatron_async.models import gpt
 
 
@@ -84,7 +84,7 @@ class EmulatedForwardStep:
         self._shape, self._dtype = shape, dtype
 
     def __call__(self, data_iterator: Iterator[Any] | None, model: Any) -> tuple[torch.Tensor, Any]:
-        chunk = megatron.get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+        chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
         touched = sum(param.view(-1)[0].to(self._dtype) for param in chunk.parameters()) * 0.0
         source = torch.zeros(self._shape, dtype=self._dtype) if chunk.pre_process else chunk.decoder.input_tensor
         output = sleeping(source + touched, forward_ms=self._forward_ms, backward_ms=self._backward_ms)

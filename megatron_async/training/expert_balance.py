@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.router import TopKRouter
 
-from megatron_async import megatron
+from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
+from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.host import ReducedValues
 
 # --moe-router-load-balancing-type, and the name under which Megatron's routers report the loss.
@@ -103,12 +106,12 @@ class ExpertBalance:
         for module in (module for chunk in model for module in chunk.modules()):
             if isinstance(module, TopKRouter) and not module.is_mtp_layer:
                 module.register_forward_hook(self._count)
-        megatron.use_router_loss_tracker(self)
+        use_router_loss_tracker(self)
 
     def use(self, batch: int) -> None:
         """What is reported from now on belongs to `batch`."""
         if batch not in self._sums:
-            self._sums[batch] = torch.zeros(self._shape, dtype=torch.float64, device=megatron.device())
+            self._sums[batch] = torch.zeros(self._shape, dtype=torch.float64, device=device())
         self._now = self._sums[batch]
 
     def record(
@@ -129,11 +132,11 @@ class ExpertBalance:
         row = self._rows.get(layer_number or 0)
         if self._now is None or row is None or name not in self._losses:
             return
-        reports = megatron.get_num_microbatches()
+        reports = get_num_microbatches()
         if avg_group is not None:
             reports *= avg_group.size()
         elif needs_dp_avg:
-            reports *= megatron.mpu.get_data_parallel_world_size()
+            reports *= mpu.get_data_parallel_world_size()
         self._now[row, self._losses.index(name)] += value.detach() / reports
 
     def reduce(self, batch: int) -> PendingBalance:
@@ -162,7 +165,7 @@ def make(config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
         return None
     return ExpertBalance(
         model,
-        layers=[number for number, has in enumerate(megatron.moe_layer_pattern(config), start=1) if has],
+        layers=[number for number, has in enumerate(moe_layer_pattern(config), start=1) if has],
         losses=router_losses(config),
         experts=config.num_moe_experts,
         group=dist.new_group() if dist.get_world_size() > 1 else None,

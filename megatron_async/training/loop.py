@@ -11,17 +11,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+from megatron.core.utils import get_model_config, unwrap_model
 
-from megatron_async import megatron, rules
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
-from megatron_async.optim import corrections, oracle, registry
-from megatron_async.optim.ablations import DelayedFirstMoment
+from megatron_async.config import validate as rules
+from megatron_async.mcore.optimizer import inner_optimizers, publish_weights, scheduler_for
+from megatron_async.mcore.parallel import device, undisturbed_random_states
+from megatron_async.mcore.training import evaluate as megatron_evaluate
+from megatron_async.optim import corrections, registry
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.reference import delay as oracle
+from megatron_async.reference.ablations import DelayedFirstMoment
 from megatron_async.training import expert_balance
 from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLargestLogit, PendingLoss
@@ -66,7 +75,7 @@ class Loop:
         *,
         args: argparse.Namespace,
         model: list[Any],
-        optimizer: megatron.MegatronOptimizer,
+        optimizer: MegatronOptimizer,
         scheduler: Any,
         forward_step: Any,
         train_data: Any,
@@ -81,7 +90,7 @@ class Loop:
         self.checkpoints, self._stops = checkpoints, stops
         self._stopping = False
         self._skips = SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
-        self._config = megatron.get_model_config(model[0])
+        self._config = get_model_config(model[0])
         self._phases = Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters)
         # In the order of their hooks around a step.
         self._first_moments = _first_moments(args, optimizer)
@@ -90,11 +99,11 @@ class Loop:
         if self._statistics is not None:
             self._statistics.close()
         self._balance = expert_balance.make(self._config, model)
-        self._data_parallel_group = megatron.mpu.get_data_parallel_group(with_context_parallel=True)
+        self._data_parallel_group = mpu.get_data_parallel_group(with_context_parallel=True)
         self._world = dist.get_world_size()
         self._logit_group = dist.new_group() if watches_logits(args) and self._world > 1 else None
         self._optimizers = _by_chunk(args, optimizer)
-        self._schedulers = [megatron.scheduler_for(scheduler, chunk) for chunk in self._optimizers]
+        self._schedulers = [scheduler_for(scheduler, chunk) for chunk in self._optimizers]
         for own, steps in zip(self._schedulers, checkpoints.scheduler_steps, strict=False):
             own.step(increment=steps - own.num_steps)
         self._reports: dict[int, list[UpdateReport]] = {}
@@ -103,7 +112,7 @@ class Loop:
         self._last_of_segment = -1
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
         self._config.grad_scale_func = optimizer.scale_loss
-        self._config.finalize_model_grads_func = megatron.finalize_model_grads
+        self._config.finalize_model_grads_func = finalize_model_grads
         self._steps = self._make_steps(train_data)
         checkpoints.restore(self._steps.histories)
 
@@ -168,8 +177,8 @@ class Loop:
     def evaluate(self, iteration: int) -> None:
         """Loss of the newest weights on the validation data."""
         self.metrics.flush(wait=True)
-        with self._newest_weights(), megatron.undisturbed_random_states():
-            losses, _, _ = megatron.evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
+        with self._newest_weights(), undisturbed_random_states():
+            losses, _, _ = megatron_evaluate(self._forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         if losses:
             self.metrics.validation(iteration, losses["lm loss"].item())
@@ -182,10 +191,10 @@ class Loop:
             return
         with self._correction.newest_weights() as differ:
             if differ:
-                megatron.publish_weights(self._optimizer)
+                publish_weights(self._optimizer)
             yield
         if differ:
-            megatron.publish_weights(self._optimizer)
+            publish_weights(self._optimizer)
 
     @property
     def _evaluates(self) -> bool:
@@ -223,7 +232,7 @@ class Loop:
             return DelayedSteps(training, newest_version=args.iteration)
         if args.gradient_delay is None:
             return MegatronSteps(training, None)
-        (model,) = megatron.unwrap_model(self.model)
+        (model,) = unwrap_model(self.model)
         delayed = oracle.make(args.gradient_delay, model, args.num_layers, undelayed_head=args.undelayed_head)
         return MegatronSteps(
             training, delayed, self._first_moments, correction=self._correction, staleness=self._staleness
@@ -299,7 +308,7 @@ class Loop:
             self._skips.applied()
 
     def _learning_rate(self, chunk: int) -> float:
-        rate = megatron.get_canonical_lr_for_logging(self._optimizers[chunk].param_groups)
+        rate = get_canonical_lr_for_logging(self._optimizers[chunk].param_groups)
         return 0.0 if rate is None else float(rate)
 
     def _save(self, iteration: int) -> None:
@@ -312,26 +321,26 @@ class Loop:
         self.checkpoints.save(iteration, self._steps.histories)
 
 
-def _first_moments(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[DelayedFirstMoment]:
+def _first_moments(args: argparse.Namespace, optimizer: MegatronOptimizer) -> list[DelayedFirstMoment]:
     if not args.delay_first_moment_only:
         return []
-    return [DelayedFirstMoment(inner.optimizer) for inner in megatron.inner_optimizers(optimizer)]
+    return [DelayedFirstMoment(inner.optimizer) for inner in inner_optimizers(optimizer)]
 
 
 def _statistics(
-    args: argparse.Namespace, model: Sequence[Any], optimizer: megatron.MegatronOptimizer
+    args: argparse.Namespace, model: Sequence[Any], optimizer: MegatronOptimizer
 ) -> UpdateStatistics | None:
     """Statistics of updates, where they are asked for. Collective."""
     if not args.log_update_statistics:
         return None
     return UpdateStatistics(
-        (inner.optimizer for inner in megatron.inner_optimizers(optimizer)),
+        (inner.optimizer for inner in inner_optimizers(optimizer)),
         registry.roles_of_masters(model, optimizer),
         dist.new_group() if dist.get_world_size() > 1 else None,
-        megatron.device(),
+        device(),
     )
 
 
-def _by_chunk(args: argparse.Namespace, optimizer: megatron.MegatronOptimizer) -> list[megatron.MegatronOptimizer]:
+def _by_chunk(args: argparse.Namespace, optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """The optimizers that are stepped separately: one for each chunk under WPipe, else one for all."""
     return list(optimizer.chained_optimizers) if args.pipeline_schedule == "wpipe" else [optimizer]

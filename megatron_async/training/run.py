@@ -13,13 +13,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.utils import get_model_config
 
 import megatron_async
-from megatron_async import megatron
 from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
+from megatron_async.mcore.build import complete_layer_wise, one_optimizer_per_chunk, setup_model_and_optimizer
+from megatron_async.mcore.parallel import initialize, shut_down, undisturbed_random_states
+from megatron_async.mcore.training import (
+    build_train_valid_test_data_iterators,
+    get_tensorboard_writer,
+    get_tokenizer,
+    get_wandb_writer,
+    num_floating_point_operations,
+    pretrain_cfg_container_from_args,
+    set_global_variables,
+    update_train_iters,
+)
 from megatron_async.models import gpt
 from megatron_async.optim import registry
 from megatron_async.training import trace
@@ -56,8 +68,8 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
     # This loop never repeats a batch to look for faults of the hardware; Megatron's data iterators would keep every
     # micro-batch of the run for that.
     args.rerun_mode = "disabled"
-    megatron.set_global_variables(args)
-    megatron.initialize(args)
+    set_global_variables(args)
+    initialize(args)
     if args.pipeline_schedule != "1f1b":
         # The schedule reduces gradients itself, behind the next batch; Megatron's overlap would do it a second time.
         args.overlap_grad_reduce = False
@@ -68,19 +80,19 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
         print(f"> {args.device_sentence}", flush=True)
         if args.emulate_compute_ms is not None:
             print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
-    megatron.update_train_iters(args)
+    update_train_iters(args)
     registry.register(args)
     # Kept with the arguments in every checkpoint: exported tables have as many rows.
-    vocabulary = args.tokenizer_vocab_size = int(megatron.get_tokenizer().vocab_size)
-    container = megatron.pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
-    with megatron.one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
-        model, optimizer, scheduler = megatron.setup_model_and_optimizer(container)
-    megatron.complete_layer_wise(optimizer, container.optimizer)
+    vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
+    container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
+    with one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
+        model, optimizer, scheduler = setup_model_and_optimizer(container)
+    complete_layer_wise(optimizer, container.optimizer)
     registry.finish(args, model, optimizer)
     checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
-    with megatron.undisturbed_random_states():  # loaders draw from the training's generators
+    with undisturbed_random_states():  # loaders draw from the training's generators
         train_data, valid_data = _data_iterators(args)
     return Loop(
         args=args,
@@ -99,7 +111,7 @@ def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
 def _forward_step(args: argparse.Namespace, model: list[Any], vocabulary: int) -> Any:
     if args.emulate_compute_ms is None:
         return gpt.ForwardStep(args, vocabulary)
-    message = activations(args, megatron.get_model_config(model[0]))
+    message = activations(args, get_model_config(model[0]))
     return EmulatedForwardStep(
         EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
     )
@@ -107,10 +119,10 @@ def _forward_step(args: argparse.Namespace, model: list[Any], vocabulary: int) -
 
 def close() -> None:
     """End a run in this process: its writers, process groups and Megatron's global state."""
-    if (wandb := megatron.get_wandb_writer()) is not None:
+    if (wandb := get_wandb_writer()) is not None:
         wandb.finish()
     dist.barrier()
-    megatron.shut_down()
+    shut_down()
 
 
 class _Undisturbing:
@@ -141,9 +153,9 @@ def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
     """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
 
     def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
-        provider = partial(train_valid_test_datasets, args, tokenizer=megatron.get_tokenizer(), vp_stage=vp_stage)
+        provider = partial(train_valid_test_datasets, args, tokenizer=get_tokenizer(), vp_stage=vp_stage)
         provider.is_distributed = True  # type: ignore[attr-defined]
-        iterators = megatron.build_train_valid_test_data_iterators(provider)
+        iterators = build_train_valid_test_data_iterators(provider)
         return tuple(None if data is None else _Undisturbing(data) for data in iterators)  # type: ignore[return-value]
 
     if args.virtual_pipeline_model_parallel_size is None:
@@ -166,14 +178,14 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         scale=Scale(
             global_batch_size=args.global_batch_size,
             seq_length=args.seq_length,
-            flops_per_batch=float(megatron.num_floating_point_operations(args, args.global_batch_size)),
+            flops_per_batch=float(num_floating_point_operations(args, args.global_batch_size)),
             devices=args.world_size,
             train_iters=args.train_iters,
         ),
         first_iteration=args.iteration,
         metrics_file=file,
-        writer=megatron.get_tensorboard_writer(),
-        wandb=megatron.get_wandb_writer(),
+        writer=get_tensorboard_writer(),
+        wandb=get_wandb_writer(),
         log_interval=args.log_interval,
         log_layers=args.moe_per_layer_logging,
         speak=speak,

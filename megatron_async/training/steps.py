@@ -10,12 +10,19 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
-from megatron_async import megatron
 from megatron_async.checkpoint.state import History
-from megatron_async.optim.ablations import DelayedFirstMoment
+from megatron_async.mcore.optimizer import mark_delay, shards_of, step_unless_not_finite
+from megatron_async.mcore.parallel import device
+from megatron_async.mcore.step import timed_schedule
 from megatron_async.optim.corrections import Correction
-from megatron_async.optim.oracle import Oracle
 from megatron_async.optim.qk_clip import ClipRule, QkClip, watches_logits
 from megatron_async.pipeline.executor import Chunk, Executor, Hooks, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
@@ -26,8 +33,10 @@ from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport, UpdateRule
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.reference import fresh
+from megatron_async.reference.ablations import DelayedFirstMoment
+from megatron_async.reference.delay import Oracle
 from megatron_async.schedules import SCHEDULES
-from megatron_async.training import fresh
 from megatron_async.training.phases import Phases
 
 
@@ -55,7 +64,7 @@ class Training:
 
     args: argparse.Namespace
     model: list[Any]
-    optimizers: list[megatron.MegatronOptimizer]
+    optimizers: list[MegatronOptimizer]
     forward_step: Any
     data_iterators: Sequence[Any]
     phases: Phases
@@ -85,7 +94,7 @@ class MegatronSteps:
         self._training, self._oracle = training, oracle
         self._correction, self._report_staleness = correction, staleness
         (self._optimizer,) = training.optimizers
-        self._forward_backward = megatron.get_forward_backward_func()
+        self._forward_backward = get_forward_backward_func()
         self._replays = [fresh.Replay(iterator) for iterator in training.data_iterators] if oracle else []
         self._adams = list(first_moments)
         self._biases = oracle.biases() if oracle else [_router_biases(training.model)]
@@ -126,13 +135,13 @@ class MegatronSteps:
         logits = self._largest_logits(batch)
         with training.timeline.span("U", batch=batch, version=batch + 1, chunk=0), self._clipped_by(logits):
             groups = self._oracle.norm_groups(self._optimizer) if self._oracle else None
-            skipped, grad_norm = megatron.step_unless_not_finite(self._optimizer, groups)
+            skipped, grad_norm = step_unless_not_finite(self._optimizer, groups)
             self._put_back(biases, skipped)
         if oracle:
             oracle.record()
         elif self._oracle:
             self._oracle.restart()
-        shared = torch.tensor(training.hooks.shared(0, batch), dtype=torch.float64, device=megatron.device())
+        shared = torch.tensor(training.hooks.shared(0, batch), dtype=torch.float64, device=device())
         dist.all_reduce(shared)
         return training.hooks.updated(UpdateReport(0, batch, grad_norm, any(skipped), tuple(shared.tolist()), logits))
 
@@ -179,12 +188,12 @@ class MegatronSteps:
         iterators = self._replays or list(training.data_iterators)
         if self._logits is not None:
             self._logits.use(batch)
-        with megatron.timed_schedule(training.timeline, batch, megatron.get_num_microbatches()):
+        with timed_schedule(training.timeline, batch, get_num_microbatches()):
             return self._forward_backward(
                 forward_step_func=training.forward_step,
                 data_iterator=iterators if len(training.model) > 1 else iterators[0],
                 model=training.model,
-                num_microbatches=megatron.get_num_microbatches(),
+                num_microbatches=get_num_microbatches(),
                 seq_length=training.args.seq_length,
                 micro_batch_size=training.args.micro_batch_size,
                 decoder_seq_length=training.args.decoder_seq_length,
@@ -207,10 +216,10 @@ class DelayedSteps:
 
     def __init__(self, training: Training, *, newest_version: int) -> None:
         args, self._phases = training.args, training.phases
-        groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
+        groups = ProcessGroupCollection.use_mpu_process_groups()
         self._stage, self._stages = groups.pp.rank(), groups.pp.size()
         self._schedule = SCHEDULES[args.pipeline_schedule]
-        self._microbatches = megatron.get_num_microbatches()
+        self._microbatches = get_num_microbatches()
         self.delays = chunk_delays(args.pipeline_schedule, stage=self._stage, stages=self._stages)
         self.chunks = [_make_chunk(training, index, delay, newest_version) for index, delay in enumerate(self.delays)]
         self._executor = Executor(
@@ -219,7 +228,7 @@ class DelayedSteps:
             links=connect(
                 torch.distributed.get_process_group_ranks(groups.pp),
                 self._stage,
-                activations(args, megatron.get_model_config(training.model[0])),
+                activations(args, get_model_config(training.model[0])),
                 sends_in_flight=self._schedule.untaken_sends(self._stages),
                 timeout=timedelta(minutes=args.distributed_timeout_minutes),
             ),
@@ -258,22 +267,22 @@ def chunk_delays(schedule: str, *, stage: int, stages: int) -> list[int]:
 def _make_chunk(training: Training, index: int, delay: int, newest_version: int) -> Chunk:
     args, module, optimizer = training.args, training.model[index], training.optimizers[index]
     for param in module.parameters():
-        megatron.mark_delay(param, delay)
-    for shard, _ in megatron.shards_of(optimizer):
+        mark_delay(param, delay)
+    for shard, _ in shards_of(optimizer):
         shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
     gradients = GradientGenerations(module)
     routers = RouterBiases(
         module,
-        megatron.mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
+        mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
         args.moe_router_bias_update_rate,
     )
     logits, clip = _logits(args, [module]), _clip(args, [module], optimizer)
     return Chunk(
         module=module,
         data_iterator=training.data_iterators[index],
-        first=megatron.get_attr_wrapped_model(module, "pre_process"),
-        last=megatron.get_attr_wrapped_model(module, "post_process"),
+        first=get_attr_wrapped_model(module, "pre_process"),
+        last=get_attr_wrapped_model(module, "post_process"),
         weights=weights,
         gradients=gradients,
         routers=routers,
@@ -300,10 +309,10 @@ def _make_chunk(training: Training, index: int, delay: int, newest_version: int)
 def _logits(args: argparse.Namespace, chunks: Sequence[Any]) -> LogitMaxima | None:
     if not watches_logits(args):
         return None
-    return LogitMaxima(chunks, megatron.mpu.get_data_parallel_group(with_context_parallel=True))
+    return LogitMaxima(chunks, mpu.get_data_parallel_group(with_context_parallel=True))
 
 
-def _clip(args: argparse.Namespace, chunks: Sequence[Any], optimizer: megatron.MegatronOptimizer) -> QkClip | None:
+def _clip(args: argparse.Namespace, chunks: Sequence[Any], optimizer: MegatronOptimizer) -> QkClip | None:
     if not args.qk_clip:
         return None
     return QkClip(chunks, optimizer, ClipRule(args.qk_clip_threshold, args.qk_clip_alpha))
@@ -311,8 +320,8 @@ def _clip(args: argparse.Namespace, chunks: Sequence[Any], optimizer: megatron.M
 
 def activations(args: argparse.Namespace, config: Any) -> Message:
     """What stages pass on: the activations of one micro-batch."""
-    groups = megatron.ProcessGroupCollection.use_mpu_process_groups()
-    (shape,) = megatron.get_tensor_shapes(
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    (shape,) = get_tensor_shapes(
         seq_length=args.seq_length,
         micro_batch_size=args.micro_batch_size,
         decoder_seq_length=None,
@@ -320,4 +329,4 @@ def activations(args: argparse.Namespace, config: Any) -> Message:
         tp_group=groups.tp,
         cp_group=groups.cp,
     )
-    return Message(tuple(shape), config.pipeline_dtype, megatron.device())
+    return Message(tuple(shape), config.pipeline_dtype, device())

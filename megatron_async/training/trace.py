@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import torch.distributed as dist
+from megatron.core import mpu
 
-from megatron_async import megatron
 from megatron_async.pipeline.timeline import Span, Timeline
 
 
@@ -19,7 +19,7 @@ def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = No
     Times are the hosts' monotonic clocks: comparable within one host.
     """
     timeline.busy_since_last()
-    own = (megatron.mpu.get_pipeline_model_parallel_rank(), timeline.kept())
+    own = (mpu.get_pipeline_model_parallel_rank(), timeline.kept())
     gathered: list[tuple[int, list[Span]]] | None = [(0, [])] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, gathered, dst=0)
     if gathered is None:

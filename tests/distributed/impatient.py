@@ -12,15 +12,15 @@ SECONDS = 10.0
 
 def shorten_the_limit() -> None:
     platform.activate("cpu")
-    from megatron_async import megatron
+    from megatron_async.mcore import parallel
 
-    initialize = megatron.initialize
+    initialize = parallel.initialize
 
     def and_shorten(args: Any) -> None:
         initialize(args)
         args.distributed_timeout_minutes = SECONDS / 60
 
-    megatron.initialize = and_shorten
+    parallel.initialize = and_shorten
 
 
 if __name__ == "__main__":

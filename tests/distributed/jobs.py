@@ -58,8 +58,10 @@ def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
 
 def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron.core import mpu
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.config import arguments as command_line
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
@@ -71,9 +73,9 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     outcome.status = loop.run()
     loop.metrics.close()
     outcome.random_states = _random_states()
-    for chunk in megatron.unwrap_model(loop.model):
+    for chunk in unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
-    outcome.tensor_rank = megatron.mpu.get_tensor_model_parallel_rank()
+    outcome.tensor_rank = mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
 
@@ -81,15 +83,14 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
 def _random_states() -> dict[str, bytes]:
     """Bytes of every generator whose state must survive a resume."""
     import torch
-
-    from megatron_async import megatron
+    from megatron.core import tensor_parallel
 
     states = {
         "python": repr(random.getstate()).encode(),
         "numpy": pickle.dumps(np.random.get_state()),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
-    tracked = megatron.tensor_parallel.get_cuda_rng_tracker().get_states()
+    tracked = tensor_parallel.get_cuda_rng_tracker().get_states()
     return states | {name: state.numpy().tobytes() for name, state in tracked.items()}
 
 
@@ -129,14 +130,15 @@ def initial_state(
     arguments: Sequence[str], batches: int
 ) -> tuple[dict[str, np.ndarray[Any, Any]], list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]:
     """Initial weights of a one-process run, and (tokens, labels) [samples, sequence] of its first batches."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.config import arguments as command_line
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
     args = command_line.parse([*BASE, *arguments])
     loop = run.build(args)
-    (model,) = megatron.unwrap_model(loop.model)
+    (model,) = unwrap_model(loop.model)
     weights = {name: param.detach().numpy().copy() for name, param in global_names(model)}
     data = []
     for _ in range(batches):
@@ -179,13 +181,13 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
 
     import torch.distributed as dist
 
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.parallel import stage_of
     from megatron_async.training import run
 
     args = command_line.parse([*BASE, *arguments])
     loop = run.build(args)
-    stages = {rank: megatron.stage_of(rank) for rank in range(dist.get_world_size())}
+    stages = {rank: stage_of(rank) for rank in range(dist.get_world_size())}
     found: list[str] = []
     completed = 0
 

@@ -17,8 +17,9 @@ RUN = (
 
 def train(arguments: Sequence[str]) -> Outcome:
     """Train what `--model` among the arguments names."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.config import arguments as command_line
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
@@ -28,7 +29,7 @@ def train(arguments: Sequence[str]) -> Outcome:
     _observe(loop, outcome)
     loop.run()
     loop.metrics.close()
-    for chunk in megatron.unwrap_model(loop.model):
+    for chunk in unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     run.close()
     return outcome

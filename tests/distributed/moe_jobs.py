@@ -32,7 +32,7 @@ class Routing:
 
 def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
     """Train; in batch `bad_batch` the loss is not a number."""
-    from megatron_async import arguments as command_line
+    from megatron_async.config import arguments as command_line
     from megatron_async.training import run
 
     args = command_line.parse([*BASE, *arguments])
@@ -113,13 +113,14 @@ def _changed_loss(change: Callable[[Any], Any]) -> Iterator[None]:
 
 def updates_without_a_main_loss(arguments: Sequence[str]) -> dict[str, Array]:
     """By how much training changes each weight of this rank where the routers' losses are all there is."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.config import arguments as command_line
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
     def weights() -> dict[str, Array]:
-        chunks = megatron.unwrap_model(loop.model)
+        chunks = unwrap_model(loop.model)
         return {name: param.detach().numpy().copy() for chunk in chunks for name, param in global_names(chunk)}
 
     with _changed_loss(lambda total: total * 0.0):
@@ -144,22 +145,23 @@ class Experts:
 def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     """Train while every router sends all tokens to the first half of its experts; freed memory is not a number."""
     import torch
+    from megatron.core.utils import unwrap_model
 
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.build import setup_model_and_optimizer
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
     from tests.distributed.jobs import Outcome
     from tests.distributed.jobs import _observe as observe
 
     def experts() -> dict[str, Any]:
-        chunks = megatron.unwrap_model(loop.model)
+        chunks = unwrap_model(loop.model)
         return {name: param for chunk in chunks for name, param in global_names(chunk) if ".experts." in name}
 
     def copies() -> dict[str, Array]:
         return {name: param.detach().numpy().copy() for name, param in experts().items()}
 
-    set_up = megatron.setup_model_and_optimizer
+    set_up = setup_model_and_optimizer
 
     def one_sided(container: Any) -> Any:
         model, *others = set_up(container)
@@ -167,11 +169,11 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
             router.expert_bias[: len(router.expert_bias) // 2] = 10.0
         return (model, *others)
 
-    megatron.setup_model_and_optimizer = one_sided
+    setup_model_and_optimizer = one_sided
     try:
         loop, outcome = run.build(command_line.parse([*BASE, *arguments])), Outcome()
     finally:
-        megatron.setup_model_and_optimizer = set_up
+        setup_model_and_optimizer = set_up
     observe(loop, outcome)
     report = loop.metrics.batch
 

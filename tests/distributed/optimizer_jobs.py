@@ -11,7 +11,7 @@ from tests.distributed.jobs import BASE, Outcome, _observe, _stall, train
 
 def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
     """What is wrong with command lines of a two-stage run, one process being enough to say so."""
-    from megatron_async import arguments
+    from megatron_async.config import arguments
 
     found = []
     for extra in command_lines:
@@ -40,8 +40,10 @@ def train_with_a_bad_gradient(
 ) -> tuple[Outcome, list[bool]]:
     """Train with a loss that is not a number in one batch; also, for each batch, whether its update left every tensor
     of the optimizers' state as it was. Before every action, sleep up to `sleep_ms`."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.optimizer import inner_optimizers
     from megatron_async.models import gpt
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
@@ -72,7 +74,7 @@ def train_with_a_bad_gradient(
             nonlocal seen
             state = [
                 value.clone()
-                for inner in megatron.inner_optimizers(optimizer)
+                for inner in inner_optimizers(optimizer)
                 for tensors in inner.optimizer.state.values()
                 for value in tensors.values()
                 if isinstance(value, torch.Tensor)
@@ -84,7 +86,7 @@ def train_with_a_bad_gradient(
         loop.metrics.batch = on_batch
         loop.run()
         loop.metrics.close()
-        for chunk in megatron.unwrap_model(loop.model):
+        for chunk in unwrap_model(loop.model):
             outcome.weights |= {name: param.detach().numpy().copy() for name, param in global_names(chunk)}
         run.close()
     finally:
@@ -94,7 +96,7 @@ def train_with_a_bad_gradient(
 
 def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
     """Gradient norms of a run that sees the same micro-batch again and again."""
-    from megatron_async import arguments as command_line
+    from megatron_async.config import arguments as command_line
     from megatron_async.training import run
 
     outcome = Outcome()
@@ -117,8 +119,9 @@ def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
 
 def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str, Any]]]:
     """Class, number of parameters and settings of every group of this rank's optimizers, as they are stepped with."""
-    from megatron_async import arguments as command_line
-    from megatron_async import megatron
+
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.optimizer import inner_optimizers
     from megatron_async.training import run
 
     loop = run.build(command_line.parse([*BASE, *arguments]))
@@ -128,7 +131,7 @@ def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str,
             len(group["params"]),
             {name: value for name, value in group.items() if isinstance(value, bool | int | float | tuple)},
         )
-        for inner in megatron.inner_optimizers(loop._optimizer)
+        for inner in inner_optimizers(loop._optimizer)
         for group in inner.optimizer.param_groups
     ]
     loop.metrics.close()

@@ -36,9 +36,10 @@ def resume_without(arguments: Sequence[str], piece: str) -> Outcome:
 
 
 def _states(checkpoints: Any) -> list[dict[str, Any]]:
-    from megatron_async import megatron
 
-    optimizers = [inner.optimizer for inner in megatron.inner_optimizers(checkpoints._optimizer)]
+    from megatron_async.mcore.optimizer import inner_optimizers
+
+    optimizers = [inner.optimizer for inner in inner_optimizers(checkpoints._optimizer)]
     return [state for optimizer in optimizers for state in optimizer.state.values()]
 
 
@@ -79,11 +80,11 @@ def _forget_data_position(checkpoints: Any) -> None:
 
 
 def _forget_random_states(checkpoints: Any) -> None:
-    from megatron_async import megatron
+    from megatron.core import tensor_parallel
 
-    tracker = megatron.tensor_parallel.get_cuda_rng_tracker()
+    tracker = tensor_parallel.get_cuda_rng_tracker()
     tracker.reset()
-    megatron.tensor_parallel.model_parallel_cuda_manual_seed(checkpoints._args.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(checkpoints._args.seed)
 
 
 def _forget_phase(checkpoints: Any) -> None:
@@ -189,13 +190,14 @@ def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
 
 def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
     """Train while writing fails on one rank (-1: on none) as if the disk were full; what every rank says."""
-    from megatron_async import megatron
+    from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
+
     from megatron_async.checkpoint import manifest
     from megatron_async.checkpoint.agreement import JointError
     from megatron_async.training import run
 
     owner, name = {
-        "tensors": (megatron._filesystem, "_write_item"),
+        "tensors": (_filesystem, "_write_item"),
         "read back": (manifest, "measure"),
         "manifest": (manifest, "write"),
     }[place]
@@ -221,12 +223,14 @@ def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
 
 def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
     """Train as `train` does, while every checkpoint but the last is written after three more batches."""
-    from megatron_async import megatron
+
+    from megatron_async.mcore.checkpoint import CheckpointPart
+    from megatron_async.mcore.training import get_args
     from megatron_async.training import run
 
     completed = threading.Condition()
     latest = 0
-    build, write = run.build, megatron.CheckpointPart.write
+    build, write = run.build, CheckpointPart.write
 
     def build_counting(args: Any) -> Any:
         loop = build(args)
@@ -245,26 +249,27 @@ def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
     def write_late(self: Any) -> Any:
         saved = latest
         with completed:
-            last = saved == megatron.get_args().train_iters
+            last = saved == get_args().train_iters
             assert completed.wait_for(lambda: last or latest >= saved + 3, timeout=60), "training did not go on"
         return write(self)
 
-    run.build, megatron.CheckpointPart.write = build_counting, write_late  # type: ignore[assignment, method-assign]
+    run.build, CheckpointPart.write = build_counting, write_late  # type: ignore[assignment, method-assign]
     try:
         return train(arguments)
     finally:
-        run.build, megatron.CheckpointPart.write = build, write  # type: ignore[method-assign]
+        run.build, CheckpointPart.write = build, write  # type: ignore[method-assign]
 
 
 def save_fails_behind(arguments: Sequence[str], failing: int, place: str) -> tuple[str, int]:
     """As `save_fails`, and the iteration at which the run ended."""
-    from megatron_async import megatron
+
+    from megatron_async.mcore.training import get_args
     from megatron_async.training import run
 
     close, ended = run.close, []
 
     def note_and_close() -> None:
-        ended.append(megatron.get_args().iteration)
+        ended.append(get_args().iteration)
         close()
 
     run.close = note_and_close
@@ -276,7 +281,8 @@ def save_fails_behind(arguments: Sequence[str], failing: int, place: str) -> tup
 
 def die_while_writing(arguments: Sequence[str], victim: int) -> None:
     """Train; when a checkpoint has begun to be written and training goes on, one rank dies."""
-    from megatron_async import megatron
+
+    from megatron_async.mcore.checkpoint import CheckpointPart
     from megatron_async.training import run
 
     build, writing = run.build, threading.Event()
@@ -299,7 +305,7 @@ def die_while_writing(arguments: Sequence[str], victim: int) -> None:
 
     run.build = build_dying  # type: ignore[assignment]
     if int(os.environ["RANK"]) == victim:
-        megatron.CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
+        CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
     train(arguments)
 
 

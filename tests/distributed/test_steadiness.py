@@ -5,7 +5,7 @@ from tests.distributed.pool import Pool
 
 
 def test_two_hundred_batches_leave_nothing_behind(pool: Pool) -> None:
-    for states in pool.run("megatron_async.benchmarks.steadiness:observe", 200, 4, ranks=2, timeout=400):
+    for states in pool.run("benchmarks.steadiness:observe", 200, 4, ranks=2, timeout=400):
         first, *later = states[1:]  # the first quarter still fills caches
         for state in later:
             assert state.tensors <= first.tensors + 8  # micro-batches and losses in flight

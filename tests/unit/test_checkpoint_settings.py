@@ -4,7 +4,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from megatron_async import megatron
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+
 from megatron_async.checkpoint.settings import fitted
 
 
@@ -17,7 +18,7 @@ def one(*groups: dict[str, Any]) -> Any:
 
 
 def chain(*members: Any) -> Any:
-    optimizer = megatron.ChainedOptimizer.__new__(megatron.ChainedOptimizer)
+    optimizer = ChainedOptimizer.__new__(ChainedOptimizer)
     optimizer.chained_optimizers = list(members)
     return optimizer
 

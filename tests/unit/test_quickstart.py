@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from megatron_async.benchmarks import training
+from benchmarks import training
 from megatron_async.training import report
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -102,7 +102,7 @@ def import_arguments(source: Path) -> tuple[Architecture, list[str]]:
 
 def one_process_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Checked arguments of a model on one CPU process that reads no data."""
-    from megatron_async import arguments  # it knows every module of the package, this one included
+    from megatron_async.config import arguments  # it knows every module of the package, this one included
 
     run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1".split()
     args = arguments.parse([*run, *words])

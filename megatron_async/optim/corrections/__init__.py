@@ -3,7 +3,9 @@
 
 from collections.abc import Mapping
 
-from megatron_async import megatron
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.optim.corrections.base import Correction
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
 from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
@@ -33,8 +35,8 @@ _CLASSES: Mapping[str, type[Correction]] = {
 CORRECTIONS = ("none", *_CLASSES)
 
 
-def make(name: str, strength: float, optimizer: megatron.MegatronOptimizer) -> Correction | None:
+def make(name: str, strength: float, optimizer: MegatronOptimizer) -> Correction | None:
     """The correction `--staleness-correction name` of a Megatron optimizer; None for "none"."""
     if name == "none":
         return None
-    return _CLASSES[name]([inner.optimizer for inner in megatron.inner_optimizers(optimizer)], strength)
+    return _CLASSES[name]([inner.optimizer for inner in inner_optimizers(optimizer)], strength)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_async.benchmarks import account
-from megatron_async.benchmarks.training import Alone
+from benchmarks import account
+from benchmarks.training import Alone
 
 PAUSE = 0.02
 

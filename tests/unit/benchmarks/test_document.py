@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_async.benchmarks import document, scale
+from benchmarks import document, scale
 from megatron_async.training.emulation import EmulatedCompute
 
 ROW = {

@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from megatron_async.benchmarks import reference, suite, training
-from megatron_async.benchmarks.contenders import Placement
-from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell, make_piece
+from benchmarks import reference, suite, training
+from benchmarks.contenders import Placement
+from benchmarks.stack import Cell, Pace, emulated_cell, make_piece
 from megatron_async.schedules import StageCosts
 
 TINY = Cell(2, 2, sequence=4, samples=1, hidden=8)

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Which turns count."""
 
-from megatron_async.benchmarks.contenders import LIMIT
-from megatron_async.benchmarks.turns import Turns, between_limits, in_rounds
+from benchmarks.contenders import LIMIT
+from benchmarks.turns import Turns, between_limits, in_rounds
 
 
 def timed(limits: list[float], own: list[float], *, names: str = "a", rounds: int = 1, patience: float = 99.0) -> Turns:

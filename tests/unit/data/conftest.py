@@ -48,7 +48,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, source_root: Path) -> Corpu
 
 @pytest.fixture(scope="session")
 def make_arguments() -> MakeArguments:
-    from megatron_async.megatron import make_parser
+    from megatron_async.mcore.arguments import make_parser
 
     parser = make_parser(argparse.ArgumentParser(allow_abbrev=False))
 

@@ -14,7 +14,7 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from megatron_async import arguments
+from megatron_async.config import arguments
 from megatron_async.models import one_process
 from megatron_async.models.huggingface import convert
 from megatron_async.models.huggingface import folder as folders

@@ -43,7 +43,7 @@ def megatrons_count():
     from megatron_async import platform
 
     platform.activate("cpu")
-    from megatron_async import arguments
+    from megatron_async.config import arguments
     from megatron_async.planning import parameters
 
     def count(name: str, *more: str) -> tuple[dict[str, int], int]:
@@ -110,7 +110,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_presets_set_arguments_that_exist(megatrons_count):
-    from megatron_async import arguments
+    from megatron_async.config import arguments
 
     known = {action.dest for action in arguments._make_parser()._actions}
     for name, preset in PRESETS.items():

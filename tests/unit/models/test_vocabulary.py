@@ -11,8 +11,8 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from megatron_async import arguments, megatron
-from megatron_async.models import one_process
+from megatron_async.config import arguments
+from megatron_async.models import initialization, one_process
 from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.vocabulary import check_ids, mask_padding, true_rows
 
@@ -62,7 +62,7 @@ def test_padding_changes_no_loss_and_gets_no_gradient(vocabulary, padded):
 
 
 def test_initial_rows_do_not_depend_on_the_padding(monkeypatch):
-    monkeypatch.setattr(megatron, "tensor_parallel_place", lambda param: (1, 0))
+    monkeypatch.setattr(initialization, "tensor_parallel_place", lambda param: (1, 0))
     tables = []
     for padded in (8, 24, 128):
         table = torch.nn.Module()

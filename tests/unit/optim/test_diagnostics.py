@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from megatron_async.optim.ablations import DelayedFirstMoment
 from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, names
 from megatron_async.optim.corrections import ErrorFeedback
 from megatron_async.optim.statistics import UpdateStatistics, staleness, trial_update
-from megatron_async.training.fresh import Replay
+from megatron_async.reference.ablations import DelayedFirstMoment
+from megatron_async.reference.fresh import Replay
 
 
 @pytest.mark.parametrize("info", OPTIMIZERS, ids=names())

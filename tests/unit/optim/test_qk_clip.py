@@ -111,11 +111,9 @@ class Model:
         self.other = Parameter(torch.randn(5, 5))
         self.params = [param for layer in self.layers for param in vars(layer.linear_qkv).values()] + [self.other]
         self.parts: list[tuple[Tensor, Parameter, int]] = []
-        monkeypatch.setattr(qk_clip.megatron, "softmax_attentions", lambda chunks: self.layers)
-        monkeypatch.setattr(
-            qk_clip.megatron, "inner_optimizers", lambda optimizer: [SimpleNamespace(optimizer=optimizer)]
-        )
-        monkeypatch.setattr(qk_clip.megatron, "flat_parts", lambda optimizer: self.parts)
+        monkeypatch.setattr(qk_clip, "softmax_attentions", lambda chunks: self.layers)
+        monkeypatch.setattr(qk_clip, "inner_optimizers", lambda optimizer: [SimpleNamespace(optimizer=optimizer)])
+        monkeypatch.setattr(qk_clip, "flat_parts", lambda optimizer: self.parts)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.utils import attention_mask_func
 
-from megatron_async import megatron as adapter
+from megatron_async.mcore.model import watch_logits
 from megatron_async.pipeline import logits
 from megatron_async.pipeline.logits import LogitMaxima
 
@@ -48,7 +48,7 @@ def test_logits_are_watched_between_mask_and_softmax() -> None:
     """Micro-batches of 2, 3 heads; the largest scores of all are masked, in the last head by a boundary too."""
     attention, softmax = local_attention()
     seen: list[torch.Tensor] = []
-    adapter.watch_logits(attention, seen.append)
+    watch_logits(attention, seen.append)
     scores = torch.randn(2, 3, 5, 5)
     scores[..., 0, 4] = 1e3
     mask = CAUSAL.expand(2, 3, 5, 5).clone()
@@ -65,7 +65,7 @@ def test_logits_are_watched_between_mask_and_softmax() -> None:
 
 def test_an_attention_that_reports_is_listened_to() -> None:
     core, seen = Reporting(), list[torch.Tensor]()
-    adapter.watch_logits(SimpleNamespace(core_attention=core), seen.append)
+    watch_logits(SimpleNamespace(core_attention=core), seen.append)
     core(torch.tensor([1.0, 2.0]))
     core(torch.tensor([3.0, 0.5]))
     core.eval()
@@ -75,7 +75,7 @@ def test_an_attention_that_reports_is_listened_to() -> None:
 
 def test_others_are_refused() -> None:
     with pytest.raises(ValueError, match="Linear does not report attention logits"):
-        adapter.watch_logits(SimpleNamespace(core_attention=torch.nn.Linear(1, 1)), list.append)  # type: ignore[arg-type]
+        watch_logits(SimpleNamespace(core_attention=torch.nn.Linear(1, 1)), list.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_maximum_belongs_to_its_batch(monkeypatch: pytest.MonkeyPatch) -> None
     """Forwards of batch 1 and a recomputed one of batch 0 between batch 0's forwards and its reduction."""
     cores = [Reporting(), Reporting()]
     attentions = [SimpleNamespace(core_attention=core, num_attention_heads_per_partition=2) for core in cores]
-    monkeypatch.setattr(logits.megatron, "softmax_attentions", lambda chunks: attentions)
-    monkeypatch.setattr(logits.megatron, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(logits, "softmax_attentions", lambda chunks: attentions)
+    monkeypatch.setattr(logits, "device", lambda: torch.device("cpu"))
     maxima = LogitMaxima([], Alone())  # type: ignore[arg-type]
     for batch, layer, values in [
         (0, 0, [1.0, 5.0]),
@@ -125,7 +125,7 @@ def test_a_maximum_belongs_to_its_batch(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_stage_without_softmax_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits.megatron, "softmax_attentions", lambda chunks: [])
-    monkeypatch.setattr(logits.megatron, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(logits, "softmax_attentions", lambda chunks: [])
+    monkeypatch.setattr(logits, "device", lambda: torch.device("cpu"))
     maxima = LogitMaxima([], Alone())  # type: ignore[arg-type]
     assert maxima.reduce(0) is None and maxima.take(0).numel() == 0

@@ -37,7 +37,7 @@ def test_the_stages_are_balanced(name, monkeypatch):
     from megatron_async import platform
 
     platform.activate("cpu")
-    from megatron_async import arguments
+    from megatron_async.config import arguments
     from megatron_async.planning.estimate import plan
 
     monkeypatch.setenv("WORLD_SIZE", str(SCRIPTS[name]))

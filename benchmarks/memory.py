@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from megatron_async import arguments
-from megatron_async.benchmarks import processes
-from megatron_async.benchmarks.training import forward_alone
+from benchmarks import processes
+from benchmarks.training import forward_alone
+from megatron_async.config import arguments
 from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, simulate
 from megatron_async.training import run
 

@@ -5,10 +5,11 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from megatron_async import megatron, model_rules
 from megatron_async.checkpoint import compatibility
+from megatron_async.config import model_rules
 from megatron_async.data.blend import missing_data_files
-from megatron_async.optim import oracle
+from megatron_async.mcore.training import gpt_config_from_args
+from megatron_async.reference import delay as oracle
 from megatron_async.schedules import SCHEDULES
 from megatron_async.training.emulation import EmulatedCompute
 
@@ -48,7 +49,7 @@ def after_megatron(args: argparse.Namespace) -> list[str]:
             f"than --train-iters {args.train_iters}."
         )
     try:
-        megatron.gpt_config_from_args(_with_vocabulary(args)).finalize()
+        gpt_config_from_args(_with_vocabulary(args)).finalize()
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
         problems.append(str(error))
     return problems

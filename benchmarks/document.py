@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from megatron_async.benchmarks.contenders import OURS
+from benchmarks.contenders import OURS
 from megatron_async.training.report import write_atomically
 
 _TALLEST = 2.1

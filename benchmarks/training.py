@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor, forward_step
+from megatron.core.utils import get_model_config
 
-from megatron_async import arguments, megatron
-from megatron_async.benchmarks import processes, turns
-from megatron_async.benchmarks.contenders import LIMIT
+from benchmarks import processes, turns
+from benchmarks.contenders import LIMIT
+from megatron_async.config import arguments
+from megatron_async.mcore.training import get_args
 from megatron_async.models import gpt
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.training import run
@@ -167,17 +171,17 @@ def _batches(loop: Loop) -> list[float]:
 def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
     """One forward of this rank's chunk on what a neighbor might have sent: the chunk, its input and its output."""
     steps: Any = loop._steps  # the chunk as a run has it: buffers, generations, versions
-    (chunk,), args = steps.chunks, megatron.get_args()
-    config = megatron.get_model_config(chunk.module)
+    (chunk,), args = steps.chunks, get_args()
+    config = get_model_config(chunk.module)
     source = None
     if not chunk.first:  # tokens that differ, for the routers
         source = torch.randn(activations(args, config).shape, generator=torch.Generator().manual_seed(1))
         source.requires_grad_()
-    output, _ = megatron.forward_step(
+    output, _ = forward_step(
         gpt.ForwardStep(args),
         chunk.data_iterator,
         chunk.module,
-        megatron.get_num_microbatches(),
+        get_num_microbatches(),
         source,
         [],
         config,
@@ -189,8 +193,8 @@ def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
 
 def _alone(loop: Loop, batches: int) -> list[Alone]:
     """A stage's forwards, backwards and optimizer steps with nothing in between."""
-    config, optimizer = megatron.get_model_config(loop.model[0]), loop._optimizer
-    shape, microbatches = activations(megatron.get_args(), config).shape, megatron.get_num_microbatches()
+    config, optimizer = get_model_config(loop.model[0]), loop._optimizer
+    shape, microbatches = activations(get_args(), config).shape, get_num_microbatches()
     loop.model[0].train()
     found = []
     for _ in range(_WARM_UP + batches):
@@ -202,8 +206,8 @@ def _alone(loop: Loop, batches: int) -> list[Alone]:
             chunk, source, output = forward_alone(loop)
             forwarded = time.perf_counter()
             gradient = None if chunk.last else torch.full(shape, 1e-3)
-            megatron.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
-            megatron.backward_step(source, output, gradient, config)
+            deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
+            backward_step(source, output, gradient, config)
             forwards += forwarded - entered
             backwards += time.perf_counter() - forwarded
         optimizer.prepare_grads()

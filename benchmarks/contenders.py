@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, Stage, make_piece
+from benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, Stage, make_piece
 from megatron_async.schedules import SCHEDULES
 
 LIMIT = "limit"

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async import megatron
+from megatron_async.mcore.optimizer import inner_optimizers, mark_delay, master_of
 from megatron_async.models.naming import layer_of
 
 LARGEST_DELAY = 64
@@ -53,7 +54,7 @@ class Oracle:
         }
         for group in groups:
             for param in group.params:
-                megatron.mark_delay(param, group.delay)
+                mark_delay(param, group.delay)
 
     @contextmanager
     def stale(self) -> Iterator[None]:
@@ -115,15 +116,13 @@ class Oracle:
         for tensor, versions in self._history.items():
             versions.extend(tensor.detach().clone() for _ in range(versions.maxlen or 1))
 
-    def norm_groups(self, optimizer: megatron.MegatronOptimizer) -> list[list[torch.Tensor]] | None:
+    def norm_groups(self, optimizer: MegatronOptimizer) -> list[list[torch.Tensor]] | None:
         """The optimizer's parameters by norm group; None where one global norm clips all of them."""
         if self._one_norm:
             return None
-        masters = {
-            id(param): param for inner in megatron.inner_optimizers(optimizer) for param in inner.get_parameters()
-        }
+        masters = {id(param): param for inner in inner_optimizers(optimizer) for param in inner.get_parameters()}
         return [
-            [master for param in group.params if (master := masters.get(id(megatron.master_of(param)))) is not None]
+            [master for param in group.params if (master := masters.get(id(master_of(param)))) is not None]
             for group in self._groups
         ]
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from megatron_async.benchmarks.contenders import make_optimizer
-from megatron_async.benchmarks.stack import Cell, Stage, make_piece, mean_square, microbatch
-from megatron_async.optim.oracle import Group, Oracle
+from benchmarks.contenders import make_optimizer
+from benchmarks.stack import Cell, Stage, make_piece, mean_square, microbatch
+from megatron_async.reference.delay import Group, Oracle
 
 CHECKED_BATCHES = 3
 """Batches of the check: the third is the first whose gradient depends on an update with a delay."""

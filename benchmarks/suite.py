@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from megatron_async.benchmarks import processes
-from megatron_async.benchmarks.contenders import LIMIT, OURS
-from megatron_async.benchmarks.stack import Cell, Pace, emulated_cell
-from megatron_async.benchmarks.turns import Turns, ratio
+from benchmarks import processes
+from benchmarks.contenders import LIMIT, OURS
+from benchmarks.stack import Cell, Pace, emulated_cell
+from benchmarks.turns import Turns, ratio
 
 CONTENDERS: Sequence[str] = (
     LIMIT,
@@ -180,7 +180,7 @@ def _measure_together(
     cell: Cell, effort: Effort, names: Sequence[str], patience_s: float
 ) -> tuple[list[Row], list[Absent]]:
     ranks = processes.run(
-        "megatron_async.benchmarks.cell:run",
+        "benchmarks.cell:run",
         cell,
         names,
         effort.rounds,

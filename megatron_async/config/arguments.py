@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from megatron_async import megatron, platform, rules
+from megatron_async import platform
 from megatron_async.checkpoint import compatibility
+from megatron_async.config import validate as rules
+from megatron_async.mcore.arguments import check_arguments, make_parser, rank_from_environment
 from megatron_async.models import presets
 from megatron_async.optim import settings
 from megatron_async.optim.algorithms import catalogue
@@ -119,7 +121,7 @@ def _make_parser() -> argparse.ArgumentParser:
             group.add_argument(flag, action="store_true", **keywords)
         else:
             group.add_argument(flag, default=option.default, **keywords)
-    megatron.make_parser(parser)
+    make_parser(parser)
     settings.add_arguments(parser)
     parser.set_defaults(
         # The layer-wise distributed optimizer keeps every parameter whole at one owner, whatever steps on it.
@@ -172,11 +174,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     problems += compatibility.ignored(given)
     if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
         args.num_virtual_stages_per_pipeline_rank = 2
-    megatron.rank_from_environment(args)
+    rank_from_environment(args)
     if args.dry_run:
         dry_run.complete(args)
     problems += rules.before_megatron(args)
-    if (objection := megatron.check_arguments(args)) is not None:
+    if (objection := check_arguments(args)) is not None:
         # Megatron stops at its first objection; some of our rules say the same in more words.
         problems += [] if problems and any(text in objection for text in _SAID_BY_RULES) else [objection]
     else:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron_async.benchmarks import training
-from megatron_async.benchmarks.training import Alone
+from benchmarks import training
+from benchmarks.training import Alone
 from megatron_async.training.loop import Loop
 
 _SPANS = {"F": "forwards", "B": "backwards"}

@@ -5,7 +5,7 @@ import argparse
 import importlib.util
 from collections.abc import Iterator
 
-from megatron_async import megatron
+from megatron_async.mcore.arguments import decoder_layers_of
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -47,7 +47,7 @@ def _experts(args: argparse.Namespace) -> Iterator[str]:
 def _layers_left_out(args: argparse.Namespace) -> Iterator[str]:
     layout = args.pipeline_model_parallel_layout
     try:
-        count = megatron.decoder_layers_of(layout)
+        count = decoder_layers_of(layout)
     except AssertionError as error:
         yield f"--pipeline-model-parallel-layout {layout}: {error}"
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from megatron_async import arguments
+from megatron_async.config import arguments
 from megatron_async.training import run
 
 MODEL = """--device cpu --num-layers 4 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16

@@ -9,9 +9,9 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
-from megatron_async.benchmarks import reference
-from megatron_async.benchmarks.contenders import Contender, Placement, Refused, SynchronousContender, make_optimizer
-from megatron_async.benchmarks.stack import Cell, mean_square, microbatch
+from benchmarks import reference
+from benchmarks.contenders import Contender, Placement, Refused, SynchronousContender, make_optimizer
+from benchmarks.stack import Cell, mean_square, microbatch
 
 _SCHEDULES: dict[str, tuple[Any, Any]] = {
     "torch-gpipe": (schedules.ScheduleGPipe, Placement.straight),

@@ -10,11 +10,12 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from megatron_async import megatron
-from megatron_async.benchmarks import megatron_contenders, reference, torch_contenders
-from megatron_async.benchmarks.contenders import LIMIT, OURS, Contender, Factory, Refused
-from megatron_async.benchmarks.stack import Cell, SleepingLayer
-from megatron_async.benchmarks.turns import Turns, between_limits, in_rounds
+from benchmarks import megatron_contenders, reference, torch_contenders
+from benchmarks.contenders import LIMIT, OURS, Contender, Factory, Refused
+from benchmarks.stack import Cell, SleepingLayer
+from benchmarks.turns import Turns, between_limits, in_rounds
+from megatron_async.mcore.parallel import initialize
+from megatron_async.mcore.training import set_global_variables
 
 
 @dataclass(slots=True)
@@ -35,8 +36,8 @@ class Outcome:
 def factories(cell: Cell) -> Mapping[str, Factory]:
     """Every contender by name; starts process groups and Megatron's state for the cell."""
     args = megatron_contenders.command_line(cell)
-    megatron.set_global_variables(args)
-    megatron.initialize(args)
+    set_global_variables(args)
+    initialize(args)
     return {
         LIMIT: torch_contenders.limit,
         **{name: partial(torch_contenders.pipelined, name) for name in torch_contenders.NAMES},

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from megatron_async.benchmarks import training
+from benchmarks import training
 from megatron_async.checkpoint import folder
 
 NONE = "no saves"

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from megatron.core import tensor_parallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async import megatron
+from megatron_async.mcore.optimizer import inner_optimizers, master_params
 from megatron_async.optim import statistics
 from megatron_async.optim.corrections import Correction
 
@@ -48,7 +50,7 @@ class Replay:
 @contextmanager
 def same_random_state() -> Iterator[None]:
     """Leave the random states, Megatron's for tensor parallelism included, as they were found."""
-    tracker = megatron.tensor_parallel.get_cuda_rng_tracker()
+    tracker = tensor_parallel.get_cuda_rng_tracker()
     states = tracker.get_states()
     with torch.random.fork_rng():
         yield
@@ -56,23 +58,21 @@ def same_random_state() -> Iterator[None]:
 
 
 @torch.no_grad()
-def clipped(optimizer: megatron.MegatronOptimizer, clip_grad: float) -> Gradients:
+def clipped(optimizer: MegatronOptimizer, clip_grad: float) -> Gradients:
     """What an optimizer would step with: copies of the gradients of its parameters, clipped by their global norm."""
     optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
     factor = min(1.0, clip_grad / (norm + _CLIP_EPSILON)) if clip_grad > 0 else 1.0
-    gradients = {
-        param: param.grad * factor for _, _, param in megatron.master_params(optimizer) if param.grad is not None
-    }
+    gradients = {param: param.grad * factor for _, _, param in master_params(optimizer) if param.grad is not None}
     optimizer.zero_grad()
     return gradients
 
 
 def staleness(
-    optimizer: megatron.MegatronOptimizer, correction: Correction | None, stale: Gradients, fresh: Gradients
+    optimizer: MegatronOptimizer, correction: Correction | None, stale: Gradients, fresh: Gradients
 ) -> dict[str, float]:
     """How much the update of stale gradients differs from that of fresh ones; nothing is changed."""
-    optimizers = [inner.optimizer for inner in megatron.inner_optimizers(optimizer)]
+    optimizers = [inner.optimizer for inner in inner_optimizers(optimizer)]
 
     def update(gradients: Gradients) -> list[torch.Tensor]:
         for param, gradient in gradients.items():

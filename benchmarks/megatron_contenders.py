@@ -13,11 +13,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.utils import unwrap_model
 
-from megatron_async import arguments, megatron
-from megatron_async.benchmarks.contenders import Contender, Placement, Refused
-from megatron_async.benchmarks.reference import CHECKED_BATCHES
-from megatron_async.benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_square, microbatches
+from benchmarks.contenders import Contender, Placement, Refused
+from benchmarks.reference import CHECKED_BATCHES
+from benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_square, microbatches
+from megatron_async.config import arguments
+from megatron_async.mcore.build import GPT
+from megatron_async.mcore.model import data_parallel
+from megatron_async.mcore.optimizer import optimizer_for
+from megatron_async.mcore.parallel import shape_of_schedule
+from megatron_async.mcore.training import gpt_config_from_args
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
@@ -41,7 +48,7 @@ def command_line(cell: Cell) -> argparse.Namespace:
 
 
 def _forward_step(data: Iterator[Any] | None, model: Any) -> tuple[torch.Tensor, Any]:
-    (stage,) = megatron.unwrap_model([model])
+    (stage,) = unwrap_model([model])
     pair: Any = next(data) if data is not None else (None, None)
     source, target = pair
     return model(source if stage.pre_process else None), partial(_loss, target)
@@ -66,7 +73,7 @@ class MegatronContender:
         args.pipeline_schedule = schedule
         virtual = placement.of_rank(rank)
         stages = {
-            index: placement.build(cell, rank, index, config=_config(args, len(virtual)), model_type=megatron.GPT)
+            index: placement.build(cell, rank, index, config=_config(args, len(virtual)), model_type=GPT)
             for index in virtual
         }
         self.pieces = placement.pieces(stages)
@@ -74,9 +81,9 @@ class MegatronContender:
         self.unsteady = (0, 0) if schedule == "1f1b" else (1, 1)
         self._update, self._last_chunk = 0, len(virtual) - 1
         self._completed: list[float] = []
-        model = [megatron.data_parallel(stage, args) for stage in stages.values()]
+        model = [data_parallel(stage, args) for stage in stages.values()]
         parts = [[chunk] for chunk in model] if schedule == "wpipe" else [model]
-        optimizers = [megatron.optimizer_for(part, args) for part in parts]
+        optimizers = [optimizer_for(part, args) for part in parts]
         training = Training(
             args=args,
             model=model,
@@ -95,7 +102,7 @@ class MegatronContender:
             timeline=Timeline(0),
         )
         self._synchronous = schedule == "1f1b"
-        with megatron.shape_of_schedule(
+        with shape_of_schedule(
             microbatches=1 if schedule == "pipedream" else cell.microbatches,
             virtual_stages=len(virtual) if self._synchronous and len(virtual) > 1 else None,
         ):
@@ -123,12 +130,12 @@ class MegatronContender:
 
 def _config(args: argparse.Namespace, virtual_stages: int) -> Any:
     """Megatron's configuration of one contender's chunks, as a run with so many virtual stages would have it."""
-    config = copy.copy(megatron.gpt_config_from_args(args).transformer)
+    config = copy.copy(gpt_config_from_args(args).transformer)
     if args.pipeline_schedule == "1f1b" and virtual_stages > 1:
         config.virtual_pipeline_model_parallel_size = virtual_stages
         config.overlap_p2p_comm, config.batch_p2p_comm = True, False  # Megatron's defaults with virtual stages
         config.microbatch_group_size_per_vp_stage = args.pipeline_model_parallel_size
-    config.grad_scale_func, config.finalize_model_grads_func = None, megatron.finalize_model_grads
+    config.grad_scale_func, config.finalize_model_grads_func = None, finalize_model_grads
     return config
 
 

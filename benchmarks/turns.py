@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from megatron_async.benchmarks.contenders import LIMIT
+from benchmarks.contenders import LIMIT
 
 EVEN = 1.03
 """So many times the limit's fastest turn its turns before and after a turn may take for that to count."""

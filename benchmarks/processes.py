@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-PRELOAD = "megatron_async.benchmarks.preload"
+PRELOAD = "benchmarks.preload"
 _PORTS = "BENCHMARK_PORTS"
 _JOBS = 128
 """Most jobs that the same processes run one after the other."""

@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Megatron's command line: its parser, its validation, what it derives."""
+
+import argparse
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+
+from megatron.core.msc_utils import MultiStorageClientFeature
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from megatron.training.arguments import add_megatron_arguments, validate_args
+
+
+def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add every Megatron-LM argument to `parser`."""
+    return add_megatron_arguments(parser)
+
+
+def rank_from_environment(args: argparse.Namespace) -> None:
+    """Set what Megatron's own `parse_args` takes from outside the command line: rank, world size, storage client."""
+    args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
+    args.rank = int(os.environ.get("RANK", "0"))
+    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.enable_msc:
+        MultiStorageClientFeature.enable()
+    else:
+        MultiStorageClientFeature.disable()
+
+
+def check_arguments(args: argparse.Namespace) -> str | None:
+    """Run Megatron's own validation (it also derives values). Return its first objection, or None.
+
+    Megatron stops at its first failed check, with an assertion, an exception or `exit()`.
+    """
+    printed = io.StringIO()
+    # Megatron's asynchronous saves need a worker process of its own and are switched off without it; ours do not.
+    asynchronous, args.async_save = args.async_save, False
+    try:
+        with contextlib.redirect_stdout(printed), _logits_without_transformer_engine(args):
+            validate_args(args)
+    except SystemExit:
+        return printed.getvalue().strip().splitlines()[-1]
+    except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
+        return str(error) or _failed_assertion(error)
+    finally:
+        args.async_save = asynchronous
+    return None
+
+
+@contextlib.contextmanager
+def _logits_without_transformer_engine(args: argparse.Namespace) -> Iterator[None]:
+    """Hide the options that need attention logits from Megatron's check that Transformer Engine will report them
+    (training/arguments.py: `'--qk-clip is only supported with TE >= 2.9.0.'`); `watch_logits` has them from the local
+    attention too."""
+    hidden = ("qk_clip", "log_max_attention_logit") if args.transformer_impl == "local" else ()
+    values = {name: getattr(args, name) for name in hidden}
+    vars(args).update(dict.fromkeys(values, False))
+    try:
+        yield
+    finally:
+        vars(args).update(values)
+
+
+def _failed_assertion(error: BaseException) -> str:
+    """The source line of an assertion without a message: better than nothing."""
+    traceback = error.__traceback__
+    assert traceback is not None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    import linecache
+
+    code = traceback.tb_frame.f_code
+    line = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+    return f"Megatron requires: {line.removeprefix('assert ')}"
+
+
+def decoder_layers_of(layout: str) -> int:
+    """Number of decoder layers in a `--pipeline-model-parallel-layout`.
+
+    Raises:
+        AssertionError: a letter that Megatron does not know.
+    """
+    return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))

@@ -1,0 +1,155 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Megatron's model: builders, layers of a stage, what modules report."""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_linear_attention_pattern,
+    get_moe_layer_pattern,
+    get_transformer_layer_with_experimental_attention_variant_spec,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import get_attr_wrapped_model
+from megatron.training.models.gpt import GPTModelBuilder
+
+
+def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
+    """The self-attention modules with queries and keys of model chunks, in order of their layers."""
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, SelfAttention)]
+
+
+def watch_logits(attention: Any, record: Callable[[torch.Tensor], None]) -> None:
+    """Report the largest logits of every training forward of an attention module, recomputed ones too.
+
+    Logits are what the softmax is taken of, scaled, without masked positions.
+
+    - Megatron's local attention has them in one place, between the mask and the softmax
+      (core/fusions/fused_softmax.py: `mask_output = self.mask_func(input, mask) if mask is not None else input`). The
+      fused softmax kernels go around it. No mask is a sequence of one token, whose softmax does not depend on logits.
+    - Transformer Engine's attention collects them itself where `config.qk_clip` or `config.log_max_attention_logit` is
+      set (core/extensions/transformer_engine.py: `self.current_max_attn_logits = batch_max_attention_logits`).
+
+    Args:
+        attention: as from `softmax_attentions`.
+        record: receives the largest logit of each head of this rank over a micro-batch, [heads].
+
+    Raises:
+        ValueError: the attention is of another kind.
+    """
+    core = attention.core_attention
+    if isinstance(core, DotProductAttention):
+        softmax, mask = core.scale_mask_softmax, core.scale_mask_softmax.mask_func
+
+        def mask_and_record(scores: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            masked: torch.Tensor = mask(scores, attention_mask)
+            if softmax.training:
+                record(masked.detach().amax(dim=(0, 2, 3)))  # of [micro-batch, heads, queries, keys]
+            return masked
+
+        softmax.mask_func = mask_and_record
+    elif hasattr(core, "current_max_attn_logits"):
+
+        def take(module: Any, inputs: Any, output: Any) -> None:
+            if module.training and module.current_max_attn_logits is not None:
+                record(module.current_max_attn_logits)
+            module.current_max_attn_logits = None
+
+        core.register_forward_hook(take)
+    else:
+        raise ValueError(
+            f"{type(core).__name__} does not report attention logits: leave --qk-clip and --log-max-attention-logit "
+            "out, or use --transformer-impl local"
+        )
+
+
+def linear_attention_pattern(config: Any) -> list[int]:
+    """1 for each layer with linear attention, 0 for each with softmax attention."""
+    if config.experimental_attention_variant is None:
+        return [0] * config.num_layers
+    return get_linear_attention_pattern(config)
+
+
+def moe_layer_pattern(config: Any) -> list[int]:
+    """1 for each layer with experts, 0 for each with a dense feed-forward block."""
+    return get_moe_layer_pattern(config)
+
+
+def dense_mlp_spec(backend: Any) -> Any:
+    """Megatron's dense feed-forward block out of the modules of `backend`."""
+    return get_mlp_module_spec_for_backend(backend=backend, num_experts=None)
+
+
+def gpu_layer_specs(config: Any) -> tuple[Any, list[Any]]:
+    """The Transformer Engine backend and the specs of all layers of a model with linear attention."""
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+    backend = TESpecProvider()
+    return backend, get_transformer_layer_with_experimental_attention_variant_spec(config, backend)
+
+
+def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> list[int]:
+    """Numbers, from 0, of the layers on a pipeline stage; this rank's unless `pp_rank` names another."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is not None:
+        return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage, pp_rank=pp_rank))
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
+    return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
+
+
+def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:
+    """One model chunk of this rank, unwrapped."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return GPTModelBuilder(config).build_model(groups, vp_stage=vp_stage)
+
+
+def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
+    """The weight that the first and last stage share as embedding and head, where this rank holds one of two copies."""
+    model = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
+    if mpu.get_pipeline_model_parallel_world_size() == 1 or not model.share_embeddings_and_output_weights:
+        return None
+    return model.shared_embedding_or_output_weight() if model.pre_process or model.post_process else None
+
+
+def use_router_loss_tracker(tracker: Any) -> None:
+    """Let routers report their losses to an object with the `record` method of Megatron's `MoEMetricsTracker`."""
+    set_moe_metrics_tracker(tracker)
+
+
+def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Megatron's flat buffers that hold weights (distributed optimizer only), each with its bucket groups."""
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        if buffer.param_data is not None:
+            groups = [
+                group
+                for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+                if any(bucket in buffer.buckets for bucket in group.buckets)
+            ]
+            yield buffer, groups
+
+
+def shares_storage(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether `part` is a view of the storage of `whole`."""
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def data_parallel(module: torch.nn.Module, args: argparse.Namespace) -> Any:
+    """A model chunk of any kind in Megatron's data-parallel wrapper; the module has a `config`."""
+    return DistributedDataParallel(
+        config=module.config,
+        ddp_config=DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer),
+        module=module,
+    )

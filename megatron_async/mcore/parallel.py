@@ -1,0 +1,168 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Process groups, devices and random states of a rank."""
+
+import argparse
+import contextlib
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import mpu, tensor_parallel
+from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
+from megatron.core.num_microbatches_calculator import get_num_microbatches, reconfigure_num_microbatches_calculator
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from megatron.core.utils import get_model_config
+from megatron.training import initialize as _initialize
+from megatron.training.training import destroy_global_state
+
+
+def initialize(args: argparse.Namespace) -> None:
+    """Start torch.distributed, Megatron's model-parallel groups and its random states.
+
+    On GPUs this is Megatron's `initialize_megatron`. On CPUs the same steps run here, because Megatron skips
+    model-parallel groups and the random state tracker when there is no CUDA device. On both, the compilation of
+    the data set helper is left out: the wheel ships it compiled, without the Makefile that Megatron would call.
+    """
+    _initialize._compile_dependencies = lambda: dist.barrier()
+    if args.device == "cuda":
+        _initialize.initialize_megatron()
+        return
+    dist.init_process_group(
+        backend=args.distributed_backend,
+        world_size=args.world_size,
+        rank=args.rank,
+        timeout=timedelta(minutes=args.distributed_timeout_minutes),
+    )
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        distributed_timeout_minutes=args.distributed_timeout_minutes,
+        order="tp-cp-ep-dp-pp" if not args.use_tp_pp_dp_mapping else "tp-cp-ep-pp-dp",
+        create_gloo_process_groups=args.use_gloo_process_groups,
+    )
+    _initialize.initialize_megatron(allow_no_cuda=True, skip_model_parallel_init=True)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed + 100 * mpu.get_pipeline_model_parallel_rank())
+
+
+def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
+    """Process group and axis of a parameter's tensor-parallel cut; None for one that every rank has whole."""
+    dim = getattr(param, "partition_dim", -1)
+    if not getattr(param, "tensor_model_parallel", False) or dim < 0:
+        return None
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    # Megatron marks the parameters of routed experts as not reduced with the others.
+    group = groups.tp if getattr(param, "allreduce", True) else groups.expt_tp
+    return (group, dim) if group.size() > 1 else None
+
+
+def pretend_rank(args: argparse.Namespace, rank: int) -> None:
+    """Process groups of one rank of a job whose other processes do not exist; nothing can be sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+
+
+@contextlib.contextmanager
+def alone(args: argparse.Namespace) -> Iterator[None]:
+    """Process groups of a job of one process, without a network."""
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore())
+    mpu.initialize_model_parallel(create_gloo_process_groups=False)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    try:
+        yield
+    finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
+    return torch.device(torch.cuda.current_device())
+
+
+def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
+    """Size and rank of the tensor-parallel group that a parameter is cut over; experts may have one of their own."""
+    if getattr(param, "allreduce", True):
+        return mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
+
+
+def store() -> Any:
+    """The store that the job's processes met by."""
+    return dist.distributed_c10d._get_default_store()
+
+
+@contextlib.contextmanager
+def undisturbed_random_states() -> Iterator[None]:
+    """Random states afterwards are what they were before, whatever the block drew."""
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    tracked = tracker.get_states()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.cuda.set_rng_state(before[3])
+        torch.set_rng_state(before[2])
+        tracker.set_states(tracked)
+
+
+def shut_down() -> None:
+    """Destroy process groups and Megatron's global state, so that this process can start another run."""
+    destroy_moe_metrics_tracker()
+    destroy_global_state()
+    mpu.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def reduce_over_tensor_parallel(chunk: Any) -> None:
+    """Add up gradients of parameters that tensor-parallel ranks hold in common but feed different parts of the
+    activations: norms under sequence parallelism, q/k norms. Waits for the tensor-parallel ranks, as forwards do."""
+    _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
+
+
+def stage_of(rank: int) -> int:
+    """Pipeline stage of a global rank. Collective: every rank must call it, in the same order."""
+    stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
+    dist.broadcast(stage, src=rank)
+    return int(stage.item())
+
+
+@contextlib.contextmanager
+def shape_of_schedule(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
+    """Let what is built inside see other numbers of micro-batches and virtual stages than the run's arguments give."""
+    before = get_num_microbatches()
+
+    def set_shape(microbatches: int, virtual_stages: int | None) -> None:
+        reconfigure_num_microbatches_calculator(
+            rank=1, global_batch_size=microbatches, micro_batch_size=1, data_parallel_size=1
+        )
+        mpu.set_virtual_pipeline_model_parallel_world_size(virtual_stages)
+
+    set_shape(microbatches, virtual_stages)
+    try:
+        yield
+    finally:
+        set_shape(before, None)
