@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.contenders import OURS
-from megatron_async.training.report import write_atomically
+from megatron_async.files import write_atomically
 
 _TALLEST = 2.1
 """Top of the picture, in times of the limit: about 1F1B with as many micro-batches as stages."""

@@ -84,10 +84,9 @@ def main() -> int:
     }
     print_report(report)
     if options.json:
-        target = Path(options.json)
-        unfinished = target.with_name(target.name + ".new")
-        unfinished.write_text(json.dumps(report, indent=1) + "\n")
-        os.replace(unfinished, target)
+        from megatron_async.files import write_atomically
+
+        write_atomically(Path(options.json), json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -67,9 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks import document, machine, suite
     from benchmarks.contenders import LIMIT
     from benchmarks.stack import Pace
+    from megatron_async.files import write_atomically
     from megatron_async.schedules import schedule_problems
     from megatron_async.training.emulation import EmulatedCompute
-    from megatron_async.training.report import save_figure, write_atomically
+    from megatron_async.training.report import save_figure
 
     try:
         emulated = EmulatedCompute.parse(options.emulate_compute_ms)

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     platform.activate("cpu")
     from benchmarks import document, machine
-    from megatron_async.training.report import write_atomically
+    from megatron_async.files import write_atomically
 
     folder = options.json.resolve().parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,12 @@ python tools/show_schedule.py --schedule wpipe --stages 4 --microbatches 8 --for
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from megatron_async.files import write_atomically
 from megatron_async.schedules import (
     SCHEDULES,
     StageCosts,
@@ -169,20 +168,6 @@ def render(request: Request) -> bytes:
             return (json.dumps(to_trace(schedule, result)) + "\n").encode()
         case _:
             return (to_text(schedule, result) + "\n").encode()
-
-
-def write_atomically(path: Path, contents: bytes) -> None:
-    """Write a file so that nobody ever sees a part of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(contents)
-        # mkstemp makes files that only the owner can read.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def main(arguments: list[str]) -> int:

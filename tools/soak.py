@@ -193,11 +193,12 @@ class Run:
     def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Every tensor of the last checkpoint, and the metrics without times."""
         from megatron_async.checkpoint import folder
+        from megatron_async.files import read_json_lines
 
         newest = folder.newest(self._folder / "checkpoints")
         assert newest is not None
         timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
-        rows = [json.loads(line) for line in (self._folder / "metrics.jsonl").read_text().splitlines()]
+        rows = read_json_lines(self._folder / "metrics.jsonl")
         kept = [{key: row[key] for key in row if key not in timing} for row in rows if "config" not in row]
         return _tensors(newest.path), kept
 

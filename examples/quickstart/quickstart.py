@@ -29,6 +29,7 @@ from rich.table import Table
 
 import megatron_async
 from megatron_async.data.prepare import CorpusPaths, prepare_corpus
+from megatron_async.files import write_atomically
 from megatron_async.training import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,7 +224,7 @@ def write_results(
         "versions": versions(),
         "command": {name: shlex.join(command) for name, command in commands.items()},
     }
-    report.write_atomically(output / "summary.json", json.dumps(summary | extra, indent=2) + "\n")
+    write_atomically(output / "summary.json", json.dumps(summary | extra, indent=2) + "\n")
     report.save_figure(report.loss_figure(metrics, "Quick start"), output / "loss.png")
     traces = {
         name: report.read_trace(RunFiles(output / name).trace)

@@ -12,6 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_async import files
 from megatron_async.checkpoint import manifest
 from megatron_async.checkpoint.manifest import Manifest, ManifestError
 
@@ -104,8 +105,8 @@ def publish(root: Path, iteration: int) -> None:
     if final.exists():
         os.replace(final, aside)
     os.replace(staged, final)
-    manifest.sync_folder(root)
-    manifest.write_atomically(root / TRACKER, str(iteration))
+    files.sync_to_disk(root)
+    files.write_atomically(root / TRACKER, str(iteration), sync=True)
     shutil.rmtree(staging(root), ignore_errors=True)
 
 

@@ -7,11 +7,12 @@ it is a whole checkpoint, wherever it lies; anything else is half-written or dam
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from megatron_async import files
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -59,9 +60,9 @@ def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> dict[s
     """Read files back and return their facts; with `sync`, force them to the disk before."""
     facts = {}
     for name in names:
+        if sync:
+            files.sync_to_disk(folder / name)
         with (folder / name).open("rb") as file:
-            if sync:
-                os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         facts[name] = FileFacts((folder / name).stat().st_size, digest)
     return facts
@@ -70,7 +71,7 @@ def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> dict[s
 def write(folder: Path, manifest: Manifest) -> None:
     """Write the manifest atomically and force it and the folder's entries to the disk."""
     body = json.dumps({"format": FORMAT, **asdict(manifest)}, sort_keys=True)
-    write_atomically(folder / NAME, json.dumps({"checksum": _digest(body), "body": body}) + "\n")
+    files.write_atomically(folder / NAME, json.dumps({"checksum": _digest(body), "body": body}) + "\n", sync=True)
 
 
 def read(folder: Path) -> Manifest:
@@ -120,26 +121,6 @@ def content_problems(folder: Path, manifest: Manifest, names: Sequence[str]) -> 
         if digest != manifest.files[name].sha256:
             problems.append(f"{name} has changed: its checksum is not the one in {NAME}")
     return problems
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one with this text; after a crash there is the old one or the new one, complete."""
-    unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's list of entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(text: str) -> str:

@@ -32,6 +32,7 @@ from megatron_async.checkpoint.state import (
     has_previous_update,
     largest,
 )
+from megatron_async.files import sync_to_disk
 from megatron_async.mcore.checkpoint import (
     CheckpointPart,
     arguments_of,
@@ -231,7 +232,7 @@ class Checkpoints:
                 versions=self._versions,
                 wandb_run=wandb_run,
             )
-            manifest.sync_folder(staged)
+            sync_to_disk(staged)
             manifest.write(staged, described)
             folder.publish(root, iteration)
             sys.stdout.write(f"> checkpoint of iteration {iteration} is complete: {root / folder.name_of(iteration)}\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from megatron_async.files import write_atomically
 from megatron_async.mcore.checkpoint import load_common_state, load_model_weights, save_model_weights
 from megatron_async.mcore.model import build_gpt
 from megatron_async.mcore.parallel import alone
@@ -91,5 +92,5 @@ def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path
     checkpoint = folder / _RELEASE
     checkpoint.mkdir(parents=True)
     save_model_weights(chunk, args, checkpoint)
-    (folder / _TRACKER).write_text(_RELEASE)
+    write_atomically(folder / _TRACKER, _RELEASE)
     return checkpoint

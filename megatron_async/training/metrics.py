@@ -5,22 +5,21 @@ A batch's numbers become known at different times and in the background. `Metric
 a batch out when all are there, in order; it never makes the pipeline wait.
 """
 
-import json
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from megatron_async.files import JsonLines, read_json_lines
 from megatron_async.pipeline.host import ReducedValues
 from megatron_async.training.faults import LossSpikes, samples
 
@@ -129,57 +128,20 @@ class BatchNumbers:
     bubble_share: float | None
 
 
-class MetricsFile:
-    """JSON lines, flushed one by one; continued where a run resumes.
+class MetricsFile(JsonLines):
+    """The metrics file of a run; continued where the run resumes.
 
     Args:
-        path: the file; its folder is made.
+        path: the file.
         resumed_from: completed batches before this run; later rows, from a run that did not save, are dropped.
-        config: written as the first line of a new file.
+        config: first line of a new file.
     """
 
     def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any]) -> None:
         file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        rows = (_rows_until(file, resumed_from) if resumed_from else []) or [{"config": config}]
-        beginning = file.with_name(file.name + ".new")
-        beginning.write_text("".join(_json_line(row) for row in rows))
-        os.replace(beginning, file)
-        self._file: TextIO = file.open("a")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(_json_line(row))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-    """One line of JSON; numbers that JSON does not have (NaN, infinity) become null."""
-    return json.dumps(_finite(row)) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return value
-
-
-def _rows_until(file: Path, iteration: int) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    rows = []
-    for line in file.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break  # a line cut off by a crash; what follows was never written
-        if row.get("iteration", 0) <= iteration:
-            rows.append(row)
-    return rows
+        before = read_json_lines(file) if resumed_from and file.exists() else []
+        rows = [row for row in before if row.get("iteration", 0) <= resumed_from]
+        super().__init__(file, rows or [{"config": config}])
 
 
 class Metrics:

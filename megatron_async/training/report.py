@@ -2,9 +2,7 @@
 """Reads what runs write (metrics files, Chrome traces) and turns it into numbers and pictures."""
 
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from megatron_async import files
 
 Row = Mapping[str, Any]
 
@@ -77,13 +77,7 @@ def parse_metrics(text: str, source: str = "metrics") -> Metrics:
     config: Row = {}
     training: list[Row] = []
     validation: list[Row] = []
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source}, line {number}: not JSON ({error}): {line[:80]!r}") from error
+    for place, row in files.parse_json_lines(text, source):
         match row:
             case {"config": dict(found)}:
                 config = found
@@ -93,8 +87,7 @@ def parse_metrics(text: str, source: str = "metrics") -> Metrics:
                 validation.append(row)
             case _:
                 raise ValueError(
-                    f"{source}, line {number}: expected `config`, or `iteration` with `lm_loss` or "
-                    f"`valid_loss`, got {line[:80]!r}"
+                    f"{place}: expected `config`, or `iteration` with `lm_loss` or `valid_loss`, got {str(row)[:80]}"
                 )
     return Metrics(config, tuple(training), tuple(validation))
 
@@ -175,31 +168,10 @@ def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, li
     }
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces the file in one step: a reader sees the old content or the new one. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        # mkstemp makes files that only their owner may read; results are meant to be shared.
-        Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a picture atomically; the file's suffix (.png, .svg, .pdf) chooses the format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
+    with files.replacing(path) as partial:
         figure.savefig(partial, dpi=160)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _figure(width: float, height: float) -> Figure:

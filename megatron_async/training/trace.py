@@ -2,12 +2,12 @@
 """The timeline of a run's pipeline in Chrome's trace format (chrome://tracing, Perfetto)."""
 
 import json
-import os
 from pathlib import Path
 
 import torch.distributed as dist
 from megatron.core import mpu
 
+from megatron_async.files import write_atomically
 from megatron_async.pipeline.timeline import Span, Timeline
 
 
@@ -38,9 +38,5 @@ def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = No
         for rank, (stage, spans) in enumerate(gathered)
         for span in spans
     ]
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".new")
     notes = {} if emulated_compute_ms is None else {"otherData": {"emulated_compute_ms": emulated_compute_ms}}
-    unfinished.write_text(json.dumps({"traceEvents": events, **notes}))
-    os.replace(unfinished, file)
+    write_atomically(Path(path), json.dumps({"traceEvents": events, **notes}))

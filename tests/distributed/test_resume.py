@@ -1,12 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A run that was stopped and resumed equals one that was not, bit by bit."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from megatron_async.files import read_json_lines
 from megatron_async.optim.algorithms.catalogue import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import MODELS, UNTIED
@@ -155,5 +155,4 @@ def test_resumed_again_and_again(pool, saved, tmp_path):
 def rows(file: Path) -> list[dict[str, float]]:
     """Rows of a metrics file without times and settings."""
     timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
-    parsed = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{key: row[key] for key in row if key not in timing} for row in parsed if "config" not in row]
+    return [{key: row[key] for key in row if key not in timing} for row in read_json_lines(file) if "config" not in row]

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Requests to end, gradients that are not finite, disks that are full: all ranks do the same, nothing is lost."""
 
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from megatron_async.checkpoint import folder
+from megatron_async.files import read_json_lines
 from tests.distributed import impatient
 from tests.distributed.jobs import BASE, Outcome
 from tests.distributed.pool import Pool
@@ -213,7 +213,7 @@ def test_wandb_goes_on_with_the_same_run(pool, tmp_path):
     for stop in (3, 100):
         arguments = f"{TWO_BW} {files} {evaluate} --exit-interval {stop}".split()
         pool.run("tests.distributed.resume_jobs:train_with_wandb", arguments, str(record), ranks=2)
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines = read_json_lines(record)
     first, second = [line for line in lines if "resume" in line]
     assert (first["resume"], second["resume"]) == (None, "allow")
     assert {line["run"] for line in lines} == {first["run"]}

@@ -206,20 +206,6 @@ def test_pictures_are_whole_and_leave_no_partial_file(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["loss.png"]
 
 
-def test_atomic_write_keeps_the_old_file_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "summary.json"
-    report.write_atomically(path, "old")
-
-    def refuse(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(report.os, "replace", refuse)
-    with pytest.raises(OSError, match="disk full"):
-        report.write_atomically(path, "new")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
-
-
 # the driver
 
 FAKE_TRAINING = """

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from megatron_async import files
 from megatron_async.models.huggingface.architecture import ConversionProblems
 
 SHARD_BYTES = 5_000_000_000
@@ -59,14 +60,14 @@ class Weights:
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-        files = _shards(folder)
-        missing = [name for name in files if not (folder / name).is_file()]
+        names = _shards(folder)
+        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ConversionProblems([f"{folder / name}: this shard is missing." for name in missing])
         self._shard_of: dict[str, Any] = {}
         problems = []
         found: dict[str, tuple[int, ...]] = {}
-        for name in files:
+        for name in names:
             try:
                 shard = safe_open(folder / name, framework="pt")
             except (SafetensorError, OSError) as error:
@@ -126,8 +127,8 @@ def write(
     _name_shards(folder, shards)
     for name in _TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / f".{name}.new")
-            os.replace(folder / f".{name}.new", folder / name)
+            with files.replacing(folder / name) as copy:
+                shutil.copyfile(tokenizer / name, copy)
     _write_json(folder / "config.json", config)
 
 
@@ -169,6 +170,4 @@ def _name_shards(folder: Path, shards: list[tuple[Path, dict[str, int]]]) -> Non
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    os.replace(temporary, path)
+    files.write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
