@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from megatron_async import platform
+from megatron_async.config.command_line import value_of
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
 USAGE_ERROR = 2
@@ -19,7 +20,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     stops = stops or StopRequests()
     # Megatron warns at import about optional packages; what is missing and needed is reported by name later.
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    requested = argv[argv.index("--device") + 1] if "--device" in argv[:-1] else "auto"
+    requested = value_of(argv, "--device") or "auto"
     try:
         device, _ = platform.choose(requested)
     except ValueError:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
 
     from megatron_async.config import arguments
 
-    if arguments.asks_for_list(argv):
+    if value_of(argv, "--model") == "list":
         return _list_presets()
     try:
         args = arguments.parse(argv)

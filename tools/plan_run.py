@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_async import platform
+from megatron_async.config.command_line import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def _has_experts(run: list[str]) -> bool:
     from megatron_async.models.presets import PRESETS
 
-    preset = PRESETS.get(run[run.index("--model") + 1]) if "--model" in run[:-1] else None
+    preset = PRESETS.get(value_of(run, "--model") or "")
     return "--num-experts" in run or (preset is not None and "num_experts" in preset.arguments)
 
 
@@ -117,7 +118,7 @@ def main(argv: list[str]) -> int:
     options, run = _parse(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")
     os.environ["WORLD_SIZE"] = str(options.devices)
-    device = run[run.index("--device") + 1] if "--device" in run[:-1] else "auto"
+    device = value_of(run, "--device") or "auto"
     platform.activate(platform.choose(device)[0])
     flops = None if options.tflops is None else options.tflops * 1e12
     tried = layouts(options.devices, options.tensor, options.largest_pipeline, experts=_has_experts(run))

@@ -13,9 +13,9 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megatron.training.arguments import add_megatron_arguments, validate_args
 
 
-def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add every Megatron-LM argument to `parser`."""
-    return add_megatron_arguments(parser)
+def add_megatron_options(parser: argparse.ArgumentParser) -> None:
+    """Add every Megatron-LM option to `parser`, in Megatron's groups."""
+    add_megatron_arguments(parser)
 
 
 def rank_from_environment(args: argparse.Namespace) -> None:

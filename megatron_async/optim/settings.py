@@ -114,13 +114,6 @@ def default_weight_decay(optimizer: str) -> float:
     return decay
 
 
-def given(argv: Sequence[str], parser: argparse.ArgumentParser) -> frozenset[str]:
-    """Destinations of the options that a command line names."""
-    destinations = {flag: action.dest for action in parser._actions for flag in action.option_strings}
-    tokens = {token.partition("=")[0] for token in argv}
-    return frozenset(destinations[token] for token in tokens if token in destinations)
-
-
 def assignment(args: argparse.Namespace) -> Assignment:
     """Which optimizer steps on which role."""
     overrides, _ = parse_overrides(args.optimizer_for)

@@ -18,7 +18,13 @@ from megatron_async.schedules.actions import (
     stale_versions,
     synchronous_versions,
 )
-from megatron_async.schedules.registry import SCHEDULES, ScheduleDefinition, make_schedule, schedule_problems
+from megatron_async.schedules.registry import (
+    SCHEDULES,
+    ScheduleDefinition,
+    is_delayed,
+    make_schedule,
+    schedule_problems,
+)
 from megatron_async.schedules.simulate import SimulationResult, StageCosts, simulate
 from megatron_async.schedules.validate import ScheduleError, validate
 
@@ -36,6 +42,7 @@ __all__ = [
     "Update",
     "VersionRule",
     "delayed_versions",
+    "is_delayed",
     "make_schedule",
     "schedule_problems",
     "simulate",

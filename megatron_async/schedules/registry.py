@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The schedules by the names that users give."""
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -177,3 +178,8 @@ def make_schedule(
         # A norm over all ranks would make every update of the original PipeDream wait for the slowest stage.
         reduction_across_ranks=not definition.update_per_microbatch,
     )
+
+
+def is_delayed(args: argparse.Namespace) -> bool:
+    """Whether a run computes gradients with older weights than it updates: under a delayed schedule or its oracle."""
+    return args.pipeline_schedule != "1f1b" or args.gradient_delay is not None

@@ -19,7 +19,6 @@ from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
-from megatron_async.config import validate as rules
 from megatron_async.mcore.optimizer import inner_optimizers, publish_weights, scheduler_for
 from megatron_async.mcore.parallel import device, undisturbed_random_states
 from megatron_async.mcore.training import evaluate as megatron_evaluate
@@ -31,6 +30,7 @@ from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.reference import delay as oracle
 from megatron_async.reference.ablations import DelayedFirstMoment
+from megatron_async.schedules import is_delayed
 from megatron_async.training import expert_balance
 from megatron_async.training.faults import SkippedUpdates
 from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, PendingLargestLogit, PendingLoss
@@ -252,7 +252,7 @@ class Loop:
         if self._statistics is not None:
             self._statistics.active = (batch + 1) % self._args.log_update_statistics == 0
         if self._correction is not None:
-            self._correction.active = rules.is_delayed(self._args) and self._phases.corrected(batch)
+            self._correction.active = is_delayed(self._args) and self._phases.corrected(batch)
 
     def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
         """The share of the batch's time that this rank computed, and whether it wants to end; once for a batch."""

@@ -48,9 +48,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, source_root: Path) -> Corpu
 
 @pytest.fixture(scope="session")
 def make_arguments() -> MakeArguments:
-    from megatron_async.mcore.arguments import make_parser
+    from megatron_async.mcore.arguments import add_megatron_options
 
-    parser = make_parser(argparse.ArgumentParser(allow_abbrev=False))
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_megatron_options(parser)
 
     def make(*words: str) -> argparse.Namespace:
         args = parser.parse_args([str(word) for word in words])

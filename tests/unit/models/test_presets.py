@@ -110,8 +110,8 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_presets_set_arguments_that_exist(megatrons_count):
-    from megatron_async.config import arguments
+    from megatron_async.config.parser import destinations, make_parser
 
-    known = {action.dest for action in arguments._make_parser()._actions}
+    known = set(destinations(make_parser()).values())
     for name, preset in PRESETS.items():
         assert preset.arguments.keys() <= known, name

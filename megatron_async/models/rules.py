@@ -1,21 +1,30 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What a model must satisfy on a layout; each rule that is broken gives one line with the numbers and the way out."""
+"""Rules for the model on its layout."""
 
 import argparse
 import importlib.util
 from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import decoder_layers_of
+from megatron_async.mcore.training import gpt_config_from_args
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
-    """Problems of parsed arguments, before Megatron's own checks."""
+    """Problems with parsed values."""
     yield from _divisibility(args)
     yield from _experts(args)
     yield from _empty_stages(args)
     yield from _document_boundaries(args)
     if args.experimental_attention_variant == "gated_delta_net":
         yield from _delta_net(args)
+
+
+def derived_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with values that Megatron has derived: its configuration of the model objects."""
+    try:
+        gpt_config_from_args(_with_vocabulary(args)).finalize()
+    except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+        yield str(error)
 
 
 def _divisibility(args: argparse.Namespace) -> Iterator[str]:
@@ -114,3 +123,11 @@ def _delta_net(args: argparse.Namespace) -> Iterator[str]:
         )
     if not in_torch and not args.dry_run and importlib.util.find_spec("fla") is None:
         yield f"{name} needs flash-linear-attention on GPUs: pip install flash-linear-attention."
+
+
+def _with_vocabulary(args: argparse.Namespace) -> argparse.Namespace:
+    """A copy with some vocabulary size: the tokenizer, which knows the true one, is not built yet."""
+    copy = argparse.Namespace(**vars(args))
+    if copy.vocab_size is None and getattr(copy, "padded_vocab_size", None) is None:
+        copy.vocab_size = copy.make_vocab_size_divisible_by
+    return copy

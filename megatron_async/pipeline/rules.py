@@ -1,0 +1,140 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Rules for pipeline schedules: layout, batch, and Megatron features that a delay excludes."""
+
+import argparse
+import math
+from collections.abc import Iterator
+
+from megatron_async.schedules import SCHEDULES, is_delayed
+
+
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with parsed values."""
+    yield from _layout(args)
+    if is_delayed(args):
+        yield from _unsupported_with_delay(args)
+
+
+def derived_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with values that Megatron has derived: data-parallel size, number of micro-batches."""
+    per_step = args.micro_batch_size * args.data_parallel_size
+    if args.global_batch_size % per_step != 0:
+        yield (
+            f"--global-batch-size {args.global_batch_size} is not a multiple of --micro-batch-size "
+            f"{args.micro_batch_size} x data-parallel size {args.data_parallel_size} = {per_step}."
+        )
+    microbatches, stages = args.global_batch_size // per_step, args.pipeline_model_parallel_size
+    if args.pipeline_schedule == "pipedream" and microbatches != 1:
+        yield (
+            "--pipeline-schedule pipedream updates after every micro-batch, so a batch is one micro-batch: "
+            f"--global-batch-size must be --micro-batch-size {args.micro_batch_size} x data-parallel size "
+            f"{args.data_parallel_size} = {per_step}, not {args.global_batch_size}."
+        )
+    least = SCHEDULES[args.pipeline_schedule].least_microbatches(stages)
+    if microbatches < least:
+        yield (
+            f"--pipeline-schedule {args.pipeline_schedule} needs at least {least} micro-batches per batch: "
+            f"{microbatches} micro-batches (global batch {args.global_batch_size} / micro-batch "
+            f"{args.micro_batch_size} / data-parallel {args.data_parallel_size}) for {stages} stages. Raise "
+            f"--global-batch-size to at least {least * per_step}, lower --micro-batch-size or the data-parallel size, "
+            "or use fewer stages."
+        )
+
+
+def _layout(args: argparse.Namespace) -> Iterator[str]:
+    stages = args.pipeline_model_parallel_size
+    if args.pipeline_schedule != "1f1b" and stages < 2:
+        yield (
+            f"--pipeline-schedule {args.pipeline_schedule} needs at least 2 pipeline stages, "
+            f"--pipeline-model-parallel-size is {stages}. Raise it, or use --gradient-delay 1 to emulate the delay in "
+            "one process."
+        )
+    chunks = 2 * stages if args.pipeline_schedule == "wpipe" else stages
+    if args.num_layers is not None and args.num_layers % chunks != 0 and not _uneven(args):
+        yield (
+            f"--num-layers {args.num_layers} cannot be split evenly over --pipeline-model-parallel-size {stages}"
+            f"{' with two virtual stages each' if chunks != stages else ''}. "
+            "Change one of them, or give an uneven split (--decoder-first-pipeline-num-layers, "
+            "--decoder-last-pipeline-num-layers or --pipeline-model-parallel-layout)."
+        )
+    sizes = {
+        "--tensor-model-parallel-size": args.tensor_model_parallel_size,
+        "--pipeline-model-parallel-size": stages,
+        "--context-parallel-size": args.context_parallel_size,
+    }
+    product = math.prod(sizes.values())
+    if product < 1 or args.world_size % product != 0:
+        terms = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
+        yield (
+            f"{args.world_size} process(es) cannot be divided among {terms} = {product}. Start a multiple of {product} "
+            "processes (torchrun --nproc-per-node), or change a parallel size."
+        )
+
+
+def _uneven(args: argparse.Namespace) -> bool:
+    return any(
+        (
+            args.decoder_first_pipeline_num_layers,
+            args.decoder_last_pipeline_num_layers,
+            args.pipeline_model_parallel_layout,
+            args.account_for_embedding_in_pipeline_split,
+            args.account_for_loss_in_pipeline_split,
+        )
+    )
+
+
+def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
+    """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
+    virtual = args.num_layers_per_virtual_pipeline_stage is not None or (
+        args.num_virtual_stages_per_pipeline_rank not in ((2,) if args.pipeline_schedule == "wpipe" else (None,))
+    )
+    balancing = args.moe_router_load_balancing_type
+    rules = {
+        "--fp16: its dynamic loss scale decides about a step after later forwards have run; use --bf16": args.fp16,
+        "FSDP: weights are gathered for each use, so two versions cannot be kept; use data parallelism": (
+            args.use_megatron_fsdp or args.use_torch_fsdp2
+        ),
+        "interleaved virtual stages: there is no bubble for them to shrink (wpipe makes its own two); leave them out": (
+            virtual
+        ),
+        "--mtp-num-layers: untested, its gradients have a norm of their own; leave it out": args.mtp_num_layers
+        is not None,
+        f"--context-parallel-size {args.context_parallel_size}: untested; use 1": args.context_parallel_size > 1,
+        f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
+        "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
+            "global_aux_loss" in balancing or "quantile_balancing" in balancing
+        ),
+        "FP8 and FP4: untested; use --bf16": args.fp8 is not None or args.fp4 is not None,
+        "a changing batch size: every batch must have the same number of micro-batches; give a constant "
+        "--global-batch-size": args.rampup_batch_size is not None or args.step_batch_size_schedule is not None,
+        "--train-samples: give --train-iters": args.train_samples is not None,
+        "--optimizer-cpu-offload: untested; leave it out": args.optimizer_cpu_offload,
+        "--overlap-param-gather: the schedule itself publishes new weights; leave it out": args.overlap_param_gather,
+        f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}: untested; use 1": (
+            args.num_distributed_optimizer_instances > 1
+        ),
+        "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
+            args.cuda_graph_impl != "none"
+        ),
+    }
+    if args.pipeline_schedule == "wpipe":
+        rules[
+            "tied embeddings: the input embedding is delayed and the head is not; add "
+            "--untie-embeddings-and-output-weights"
+        ] = not args.untie_embeddings_and_output_weights
+    if args.pipeline_schedule == "pipedream":
+        rules[
+            "tied embeddings: first and last stage have different delays; add --untie-embeddings-and-output-weights"
+        ] = not args.untie_embeddings_and_output_weights
+        rules["--num-experts: untested; use a dense model"] = args.num_experts is not None
+        rules["--use-distributed-optimizer: untested; leave it out"] = args.use_distributed_optimizer
+        rules[
+            "--calculate-per-token-loss: an update follows every micro-batch, before the batch's number of tokens is "
+            "known; leave it out"
+        ] = args.calculate_per_token_loss
+    schedule = (
+        "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
+    )
+    for rule, broken in rules.items():
+        if broken:
+            yield f"not supported with {schedule}: {rule}."

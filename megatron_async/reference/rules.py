@@ -1,0 +1,53 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Rules for the delay oracle and its ablations."""
+
+import argparse
+from collections.abc import Iterator
+
+from megatron_async.reference import delay as oracle
+
+
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with parsed values."""
+    yield from _ablations(args)
+    yield from _oracle(args)
+
+
+def _ablations(args: argparse.Namespace) -> Iterator[str]:
+    numbered = args.gradient_delay is not None and args.gradient_delay.isdecimal()
+    if args.undelayed_head and not numbered:
+        yield (
+            f"--undelayed-head takes the head out of the delay of --gradient-delay N; --gradient-delay is "
+            f"{args.gradient_delay}. Give a number, or leave it out."
+        )
+    if args.delay_first_moment_only and (not numbered or args.optimizer != "adam" or args.optimizer_for):
+        yield (
+            "--delay-first-moment-only needs --gradient-delay N and --optimizer adam for every parameter; "
+            f"--gradient-delay is {args.gradient_delay}, --optimizer {args.optimizer}."
+        )
+    twice = args.delay_first_moment_only or args.log_update_statistics > 0
+    if twice and args.gradient_delay is not None and args.num_experts is not None:
+        yield (
+            "--delay-first-moment-only and, with --gradient-delay, --log-update-statistics compute every batch twice, "
+            f"which would count the load of --num-experts {args.num_experts} experts twice. Leave them out, or use a "
+            "dense model."
+        )
+
+
+def _oracle(args: argparse.Namespace) -> Iterator[str]:
+    if args.gradient_delay is None:
+        return
+    if (objection := oracle.problem(args.gradient_delay, args.num_layers)) is not None:
+        yield objection
+    if not args.gradient_delay.isdecimal() and args.world_size > 1:
+        yield (
+            f"--gradient-delay {args.gradient_delay} clips by group and runs in one process; {args.world_size} were "
+            "started."
+        )
+    stages = args.pipeline_model_parallel_size
+    if stages != 1 or args.pipeline_schedule != "1f1b":
+        yield (
+            f"--gradient-delay emulates a delay without a pipeline, but --pipeline-model-parallel-size is {stages} "
+            f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "
+            "--pipeline-schedule out."
+        )

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Rules for the phases of a run, its learning rate, traces and emulated compute."""
+
+import argparse
+from collections.abc import Iterator
+
+from megatron_async.schedules import is_delayed
+from megatron_async.training.emulation import EmulatedCompute
+
+
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with parsed values."""
+    yield from _phases(args)
+    if args.trace_batches < 1:
+        yield f"--trace-batches {args.trace_batches}: must be at least 1."
+    yield from _emulation(args)
+
+
+def derived_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Problems with values that Megatron has derived: the number of batches."""
+    yield from _learning_rate(args)
+    if args.train_iters is not None and args.sync_start_iters + args.sync_cooldown_iters > args.train_iters:
+        yield (
+            f"--sync-start-iters {args.sync_start_iters} + --sync-cooldown-iters {args.sync_cooldown_iters} is more "
+            f"than --train-iters {args.train_iters}."
+        )
+
+
+def _phases(args: argparse.Namespace) -> Iterator[str]:
+    for flag, value in (
+        ("--sync-start-iters", args.sync_start_iters),
+        ("--sync-cooldown-iters", args.sync_cooldown_iters),
+    ):
+        if value < 0:
+            yield f"{flag} {value}: must be at least 0."
+        if value > 0 and not is_delayed(args):
+            yield (
+                f"{flag} {value} switches a delay off for a while, but --pipeline-schedule 1f1b has none. Use "
+                "--pipeline-schedule 2bw (or --gradient-delay), or leave it out."
+            )
+
+
+def _learning_rate(args: argparse.Namespace) -> Iterator[str]:
+    decay = args.lr_decay_iters or args.train_iters
+    if decay is not None and args.lr_warmup_iters and args.lr_warmup_iters >= decay:
+        yield (
+            f"--lr-warmup-iters {args.lr_warmup_iters} leaves nothing to decay over: it must be less than "
+            f"{'--lr-decay-iters' if args.lr_decay_iters else '--train-iters'} {decay}."
+        )
+
+
+def _emulation(args: argparse.Namespace) -> Iterator[str]:
+    if args.emulate_compute_ms is None:
+        return
+    try:
+        EmulatedCompute.parse(args.emulate_compute_ms)
+    except ValueError as error:
+        yield f"--emulate-compute-ms {error}."
+    if args.num_experts is not None:
+        yield "--emulate-compute-ms with --num-experts: no router runs, so nothing is balanced; use a dense model."
