@@ -1,0 +1,232 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The SLURM scripts, with faked scheduler commands and real workers."""
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.unit.repository.commands import write_command
+
+ROOT = Path(__file__).resolve().parents[3]
+SBATCH = ROOT / "examples" / "slurm" / "pretrain.sbatch"
+
+
+def load_script(path: Path) -> ModuleType:
+    """Import a script that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the job script with faked scheduler commands that log their calls to `tmp_path/calls`."""
+    calls = tmp_path / "calls"
+    write_command(
+        tmp_path / "bin",
+        "scontrol",
+        f'echo "scontrol $*" >>"{calls}"\n'
+        '[ "$1" = show ] || exit 0\n'
+        'case $3 in "node[01-02]") printf "node01\\nnode02\\n" ;; node01) echo node01 ;; *) exit 1 ;; esac',
+    )
+    write_command(tmp_path / "bin", "srun", f'echo "srun $*" >>"{calls}"\nexit "${{SRUN_STATUS:-0}}"')
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "node01",
+        "SLURM_NNODES": "1",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
+    return subprocess.run(
+        ["/bin/bash", SBATCH, *arguments],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def dry_run(tmp_path: Path, **variables: str) -> dict[str, str]:
+    done = slurm(tmp_path, "--lr", "1e-3", "--save", "a folder", DRY_RUN="1", **variables)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+def calls(tmp_path: Path) -> list[str]:
+    path = tmp_path / "calls"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def test_slurm_script_is_valid_bash() -> None:
+    subprocess.run(["/bin/bash", "-n", SBATCH], check=True)
+
+
+def test_slurm_dry_run_of_two_nodes(tmp_path: Path) -> None:
+    shown = dry_run(tmp_path, SLURM_JOB_NODELIST="node[01-02]", SLURM_NNODES="2")
+    assert shown["address"] == "node01"
+    assert shown["nodes"] == "2"
+    assert shown["world size"] == "16"
+    assert f"--master-addr node01 --master-port {shown['port']}" in shown["command"]
+    assert "--nnodes 2 --nproc-per-node 8" in shown["command"]
+    assert shown["command"].endswith(
+        "-m megatron_async.pretrain --exit-signal-handler --exit-signal SIGUSR1 --lr 1e-3 --save a\\ folder"
+    )
+    assert not any(call.startswith("srun") for call in calls(tmp_path))
+
+
+def test_slurm_dry_run_of_one_node_with_processes_set(tmp_path: Path) -> None:
+    shown = dry_run(tmp_path, PROCESSES_PER_NODE="3")
+    assert (shown["address"], shown["world size"]) == ("node01", "3")
+
+
+def test_slurm_ports_differ_between_jobs_and_avoid_ephemeral_ones(tmp_path: Path) -> None:
+    ports = [int(dry_run(tmp_path, SLURM_JOB_ID=job)["port"]) for job in ("1", "2", "11999", "98765432")]
+    assert len(set(ports)) == len(ports)
+    assert all(20000 <= port < 32000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"SLURM_JOB_NODELIST": "nonsense"}, "could not expand nonsense"),
+        ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is not set"),
+        ({"SLURM_NNODES": "2"}, "names 1 hosts for node01, but SLURM_NNODES is 2"),
+        ({"SLURM_GPUS_ON_NODE": ""}, "PROCESSES_PER_NODE"),
+        ({"PROCESSES_PER_NODE": "0"}, "'0'"),
+        ({"SLURM_SUBMIT_DIR": "/"}, "submit from the repository's root"),
+    ],
+)
+def test_slurm_script_refuses_what_it_cannot_resolve(tmp_path: Path, variables: dict[str, str], complaint: str) -> None:
+    done = slurm(tmp_path, "--lr", "1e-3", **variables)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "localhost" not in done.stdout + done.stderr
+    assert not any(call.startswith("srun") for call in calls(tmp_path))
+
+
+def test_slurm_script_without_the_host_tool_fails_at_once(tmp_path: Path) -> None:
+    write_command(tmp_path / "tools", "srun", f"echo called >{tmp_path / 'calls'}")
+    done = slurm(tmp_path, "--lr", "1e-3", PATH=str(tmp_path / "tools"))
+    assert done.returncode == 2
+    assert "scontrol is not on PATH" in done.stderr
+    assert calls(tmp_path) == []
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (137, False), (85, True)])
+def test_slurm_requeues_on_the_documented_status_only(tmp_path: Path, status: int, requeued: bool) -> None:
+    done = slurm(tmp_path, "--save", "c", "--load=c", SRUN_STATUS=str(status))
+    assert done.returncode == (0 if requeued else status), done.stderr
+    assert ("scontrol requeue 1234567" in calls(tmp_path)) is requeued
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "complaint"),
+    [
+        (("--load", "c"), {}, "--save is not among"),
+        (("--save", "c"), {}, "--load is not among"),
+        (("--save", "c", "--load", "c"), {"SLURM_RESTART_COUNT": "50"}, "restarted 50 times"),
+    ],
+)
+def test_slurm_does_not_requeue_a_run_that_would_not_get_on(
+    tmp_path: Path, arguments: tuple[str, ...], variables: dict[str, str], complaint: str
+) -> None:
+    done = slurm(tmp_path, *arguments, SRUN_STATUS="85", **variables)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "scontrol requeue 1234567" not in calls(tmp_path)
+
+
+def test_slurm_readme_names_the_requeue_status_and_settings() -> None:
+    script = SBATCH.read_text(encoding="utf-8")
+    readme = (SBATCH.parent / "README.md").read_text(encoding="utf-8")
+    settings = re.findall(r"\$\{(REQUEUE_STATUS|MAX_RESTARTS):-(\d+)\}", script)
+    assert len(settings) == 2
+    for name, default in settings:
+        assert f"| `{name}` | {default} |" in readme
+
+
+WORKER = """
+import os, pathlib, signal, sys, time
+def leave(*_):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text("saved")
+    while len(list(pathlib.Path(sys.argv[1]).glob("[01]"))) < 2:
+        time.sleep(0.05)
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, leave)
+pathlib.Path(sys.argv[1], "ready" + os.environ["RANK"]).touch()
+time.sleep(60)
+"""
+
+
+launch = load_script(ROOT / "examples" / "slurm" / "launch.py")
+
+
+def launcher(*arguments: str) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = str(ROOT / "examples" / "slurm" / "launch.py")
+    return [sys.executable, script, "--nproc-per-node", "2", "--master-port", str(port), *arguments]
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ([(5, 85)], 85),
+        ([(5, -15), (5, 85)], 85),
+        ([(4, -9), (5, 85)], 137),
+        ([(6, 1), (5, 85), (6, -15)], 85),
+        ([(5, -15)], 143),
+    ],
+)
+def test_launcher_reports_the_worker_that_ended_first(failures: list[tuple[int, int]], status: int) -> None:
+    assert launch._status(failures) == status
+
+
+@pytest.mark.distributed
+def test_launcher_passes_the_signal_on_and_keeps_the_workers_status(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER, encoding="utf-8")
+    process = subprocess.Popen(
+        launcher("--master-addr", "127.0.0.1", str(worker), str(tmp_path)),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_NODEID": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline, "the workers did not start"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 85, errors
+    assert sorted(path.name for path in tmp_path.glob("[01]")) == ["0", "1"]
+
+
+@pytest.mark.distributed
+def test_launcher_refuses_an_address_that_does_not_resolve() -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        launcher("--master-addr", "no-such-host.invalid", "-m", "this"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "no-such-host.invalid does not resolve" in done.stderr
+    assert time.monotonic() - started < 30
