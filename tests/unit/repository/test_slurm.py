@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -29,8 +30,8 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
-def slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the job script with faked scheduler commands that log their calls to `tmp_path/calls`."""
+def allocation(tmp_path: Path) -> dict[str, str]:
+    """Variables of an allocation whose scheduler commands are fakes that log their calls to `tmp_path/calls`."""
     calls = tmp_path / "calls"
     write_command(
         tmp_path / "bin",
@@ -40,7 +41,7 @@ def slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Compl
         'case $3 in "node[01-02]") printf "node01\\nnode02\\n" ;; node01) echo node01 ;; *) exit 1 ;; esac',
     )
     write_command(tmp_path / "bin", "srun", f'echo "srun $*" >>"{calls}"\nexit "${{SRUN_STATUS:-0}}"')
-    environment = {
+    return {
         "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
         "SLURM_JOB_ID": "1234567",
         "SLURM_JOB_NODELIST": "node01",
@@ -48,9 +49,13 @@ def slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Compl
         "SLURM_GPUS_ON_NODE": "8",
         "SLURM_SUBMIT_DIR": str(ROOT),
     }
+
+
+def slurm(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the job script in a faked allocation."""
     return subprocess.run(
         ["/bin/bash", SBATCH, *arguments],
-        env=environment | variables,
+        env=allocation(tmp_path) | variables,
         capture_output=True,
         text=True,
         timeout=30,
@@ -83,6 +88,23 @@ def test_slurm_dry_run_of_two_nodes(tmp_path: Path) -> None:
         "-m megatron_async.pretrain --exit-signal-handler --exit-signal SIGUSR1 --lr 1e-3 --save a\\ folder"
     )
     assert not any(call.startswith("srun") for call in calls(tmp_path))
+
+
+def test_slurm_takes_the_arguments_of_a_recipe(tmp_path: Path) -> None:
+    variables = {"LAUNCH": f"/bin/bash {SBATCH}", "DRY_RUN": "1", "TOKENIZER": "t", "DATA": "d", "SAVE": "a folder"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "pretrain.py", "moe-10b-hybrid", "--lr", "1e-3"],
+        env=allocation(tmp_path) | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    command = shlex.split(done.stdout.splitlines()[-1])
+    ours = command.index("megatron_async.pretrain") + 1
+    assert command[ours : ours + 5] == [*"--exit-signal-handler --exit-signal SIGUSR1 --model moe-10b-hybrid".split()]
+    assert "--save a folder --load a folder --metrics-file a folder/metrics.jsonl" in " ".join(command)
+    assert command[command.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*8|t*8|L"
+    assert command[-2:] == ["--lr", "1e-3"]
 
 
 def test_slurm_dry_run_of_one_node_with_processes_set(tmp_path: Path) -> None:
