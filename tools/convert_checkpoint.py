@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Convert between Megatron checkpoints and Hugging Face folders.
 
-python tools/convert_checkpoint.py to-hf --load runs/mine/checkpoints --save runs/mine/hf --tokenizer TOKENIZER_FOLDER
-python tools/convert_checkpoint.py from-hf --load HF_FOLDER --save runs/start
+    python tools/convert_checkpoint.py to-hf --load runs/mine/checkpoints --save runs/mine/hf --tokenizer FOLDER
+    python tools/convert_checkpoint.py from-hf --load HF_FOLDER --save runs/start
 
-A Megatron checkpoint (format torch_dist) may come from, and be loaded by, any tensor, pipeline and expert split.
+to-hf reads a checkpoint of any parallel layout, chosen as a run chooses it; from-hf writes one that any layout loads.
 Architectures: LlamaForCausalLM (SmolLM2), Qwen3MoeForCausalLM (the 2B MoE), Qwen3NextForCausalLM (the 10B hybrid).
 """
 
@@ -24,10 +24,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     directions = parser.add_subparsers(dest="direction", required=True)
     export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
     start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
-    for direction in (export, start):
-        direction.add_argument("--load", type=Path, required=True, help="folder to read")
+    sources = ((export, "folder that --save of a run wrote to, or one checkpoint in it"), (start, "folder to read"))
+    for direction, reads in sources:
+        direction.add_argument("--load", type=Path, required=True, help=reads)
         direction.add_argument("--save", type=Path, required=True, help="folder to write")
         direction.add_argument("--dtype", choices=DTYPES, help="type of the written weights (default: as read)")
+    export.add_argument("--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)")
     export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
     export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
     return parser.parse_args(argv)
@@ -50,10 +52,11 @@ def main(argv: list[str] | None = None) -> int:
 def _export(options: argparse.Namespace) -> str:
     import torch
 
+    from megatron_async.checkpoint import folder
     from megatron_async.models.huggingface import convert
 
     architecture = convert.export(
-        options.load,
+        folder.locate(options.load, options.ckpt_step),
         options.save,
         vocabulary=options.vocab_size or _vocabulary(options.tokenizer),
         tokenizer=options.tokenizer,

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Continue a text with a model from a Megatron checkpoint of any layout.
+"""Continue a text with a model from a Megatron checkpoint of any parallel layout.
 
-python tools/generate.py --load runs/mine/checkpoints --tokenizer runs/quickstart/data/tokenizer --prompt "def main("
+python tools/generate.py --load runs/mine/checkpoints --tokenizer TOKENIZER_FOLDER --prompt "def main("
 """
 
 import argparse
@@ -13,14 +13,15 @@ from megatron_async import platform
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--load", type=Path, required=True, help="folder that --save wrote to")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", type=Path, required=True, help="folder that --save wrote to, or one checkpoint in it")
+    parser.add_argument("--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)")
     parser.add_argument("--tokenizer", type=Path, required=True, help="Hugging Face tokenizer folder")
     parser.add_argument("--prompt", required=True, help="text to continue")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token every time")
-    parser.add_argument("--top-k", type=int, default=0, help="choose among so many tokens; 0 (default): all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) always takes the likeliest token")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from the K likeliest tokens (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.temperature < 0 or options.top_k < 0 or options.max_new_tokens < 1:
         parser.error("--temperature and --top-k must be at least 0, --max-new-tokens at least 1")
@@ -39,11 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     import torch
     from tokenizers import Tokenizer
 
+    from megatron_async.checkpoint import folder
     from megatron_async.models import one_process
     from megatron_async.models.generation import generate
 
     try:
-        checkpoint = one_process.latest(options.load)
+        checkpoint = folder.locate(options.load, options.ckpt_step)
     except ValueError as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2

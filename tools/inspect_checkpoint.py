@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_async.checkpoint import folder, manifest
-from megatron_async.checkpoint.manifest import Manifest, ManifestError
+from megatron_async.checkpoint.manifest import Manifest
 
 _LAYOUT = {
     "pipeline_model_parallel_size": "pipeline",
@@ -57,7 +57,7 @@ def examine(path: Path, *, quick: bool, tensors: bool) -> dict[str, Any]:
     """Facts about one checkpoint; `problems` is empty if it is whole."""
     try:
         content = manifest.read(path)
-    except ManifestError as error:
+    except ValueError as error:
         return {"path": str(path), "problems": [str(error)], **_tensors(path, tensors)}
     problems = manifest.size_problems(path, content)
     if not problems and not quick:

@@ -9,62 +9,27 @@ Fixed: whatever the weights, the optimizer's state or the order of samples depen
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from megatron_async.checkpoint import folder
 
 _MODEL = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "group_query_attention",
-    "max_position_embeddings",
-    "position_embedding_type",
-    "normalization",
-    "swiglu",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "untie_embeddings_and_output_weights",
-    "vocab_size",
-    "make_vocab_size_divisible_by",
-    "num_experts",
-    "moe_ffn_hidden_size",
-    "moe_router_topk",
-    "moe_shared_expert_intermediate_size",
-)
-_OPTIMIZER = ("optimizer", "fp16", "bf16", "use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
-# Derived by Megatron; what the user gives for it.
-_GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
-# They keep tensors for whole matrices of a tensor-parallel rank, which cannot be cut in another way.
-_WHOLE_STATE = ("soap", "normuon")
-_DATA = (
-    "seed",
-    "seq_length",
-    "global_batch_size",
-    "data_path",
-    "split",
-    "mock_data",
-    "tokenizer_type",
-    "dataloader_type",
-)
-# Megatron compares these itself while loading, unless one of two arguments says which side wins.
+    "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels group_query_attention "
+    "max_position_embeddings position_embedding_type normalization swiglu add_bias_linear add_qkv_bias qk_layernorm "
+    "untie_embeddings_and_output_weights vocab_size make_vocab_size_divisible_by num_experts moe_ffn_hidden_size "
+    "moe_router_topk moe_shared_expert_intermediate_size"
+).split()
+_OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
+_DATA = "seed seq_length global_batch_size data_path split mock_data tokenizer_type dataloader_type".split()
+# Megatron compares these itself while loading, unless an option says which side wins.
 _LEARNING_RATE = (
-    "lr",
-    "min_lr",
-    "lr_warmup_iters",
-    "lr_warmup_fraction",
-    "lr_decay_style",
-    "lr_decay_iters",
-    "start_weight_decay",
-    "end_weight_decay",
-)
+    "lr min_lr lr_warmup_iters lr_warmup_fraction lr_decay_style lr_decay_iters start_weight_decay end_weight_decay"
+).split()
+# Derived by Megatron from another option.
+_GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
+# Optimizers with tensors for whole matrices of a tensor-parallel rank, which cannot be split in another way.
+_WHOLE_STATE = ("soap", "normuon")
 
 
 def ignored(given: Collection[str]) -> Iterator[str]:
@@ -109,42 +74,9 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield from _loading(args, Path(args.load))
 
 
-def entries(root: Path, damaged: Mapping[int, tuple[str, ...]]) -> list[folder.Found]:
-    """Checkpoints of a folder, newest first; `damaged` has problems that only reading all of it shows."""
-    return [replace(entry, problems=damaged.get(entry.iteration, entry.problems)) for entry in folder.checkpoints(root)]
-
-
-def chosen(
-    args: argparse.Namespace, root: Path, damaged: Mapping[int, tuple[str, ...]] = MappingProxyType({})
-) -> folder.Found | None:
-    """The checkpoint that a run with these arguments starts from, judged without reading all of it.
-
-    Raises:
-        ValueError: --ckpt-step names one that is not there or known to be damaged, or all of them are.
-    """
-    known = entries(root, damaged)
-    if args.ckpt_step is not None:
-        entry = next((entry for entry in known if entry.iteration == args.ckpt_step), None)
-        if entry is None:
-            there = ", ".join(str(entry.iteration) for entry in known) or "none"
-            raise ValueError(f"--ckpt-step {args.ckpt_step}: no such checkpoint in --load {root}; there: {there}.")
-        if entry.problems:
-            raise ValueError(f"--ckpt-step {args.ckpt_step}: {entry.path} is damaged: {'; '.join(entry.problems)}.")
-        return entry
-    whole = next((entry for entry in known if not entry.problems), None)
-    if known and whole is None and not folder.is_release(root):
-        # Starting from scratch would lose the run without a word.
-        listed = "; ".join(f"{entry.path.name}: {', '.join(entry.problems)}" for entry in known)
-        raise ValueError(
-            f"--load {root}: none of its {len(known)} checkpoints is whole ({listed}). Repair or remove them, or leave "
-            "--load out."
-        )
-    return whole
-
-
 def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
     try:
-        entry = chosen(args, root)
+        entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
     except (ValueError, OSError) as error:
         yield str(error)
         return

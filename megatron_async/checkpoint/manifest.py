@@ -1,18 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The manifest of a checkpoint: what is in it, and a checksum of every file. Plain files, no torch.
+"""manifest.json of a checkpoint: its contents and a checksum of every file. Plain files, no torch.
 
-It is written last, when every other file is on the disk. A folder with an intact manifest whose files all agree with
-it is a whole checkpoint, wherever it lies; anything else is half-written or damaged.
+It is written last, when every other file is on the disk. A checkpoint is complete if its manifest is intact and every
+file agrees with it.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_async import files
+from megatron_async.files import sync_to_disk, write_atomically
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -28,14 +28,14 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Contents of `manifest.json`.
+    """Contents of manifest.json.
 
     Attributes:
         iteration: completed batches.
         files: facts of each file by its path below the checkpoint's folder.
-        arguments: the resolved arguments of the run that saved, as JSON values.
-        versions: versions of the software that saved.
-        wandb_run: id of the wandb run, to go on with it.
+        arguments: resolved arguments of the run, as JSON values.
+        versions: versions of the software.
+        wandb_run: id of the wandb run.
     """
 
     iteration: int
@@ -45,23 +45,19 @@ class Manifest:
     wandb_run: str | None = None
 
 
-class ManifestError(ValueError):
-    """A manifest that is missing, unreadable, or changed after it was written."""
-
-
 def file_names(folder: Path) -> list[str]:
-    """Paths of a checkpoint's files below its folder, sorted, without the manifest."""
+    """Sorted paths of a checkpoint's files below its folder, without the manifest."""
     return sorted(
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path != folder / NAME
     )
 
 
 def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> dict[str, FileFacts]:
-    """Read files back and return their facts; with `sync`, force them to the disk before."""
+    """Read files and return their facts; with `sync`, force them to the disk first."""
     facts = {}
     for name in names:
         if sync:
-            files.sync_to_disk(folder / name)
+            sync_to_disk(folder / name)
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         facts[name] = FileFacts((folder / name).stat().st_size, digest)
@@ -71,32 +67,33 @@ def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> dict[s
 def write(folder: Path, manifest: Manifest) -> None:
     """Write the manifest atomically and force it and the folder's entries to the disk."""
     body = json.dumps({"format": FORMAT, **asdict(manifest)}, sort_keys=True)
-    files.write_atomically(folder / NAME, json.dumps({"checksum": _digest(body), "body": body}) + "\n", sync=True)
+    write_atomically(folder / NAME, json.dumps({"checksum": _digest(body), "body": body}) + "\n", sync=True)
 
 
 def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        ManifestError: missing, unreadable or damaged.
+        ValueError: missing, unreadable or damaged.
     """
     try:
         outer = json.loads((folder / NAME).read_text())
-        if _digest(outer["body"]) != outer["checksum"]:
-            raise ManifestError(f"{NAME} does not agree with its own checksum")
-        body = json.loads(outer["body"])
+        body, checksum = str(outer["body"]), outer["checksum"]
     except FileNotFoundError:
-        raise ManifestError(f"{NAME} is missing, so the checkpoint was not completed") from None
+        raise ValueError(f"{NAME} is missing, so the checkpoint was not completed") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{NAME} cannot be read: {error}") from None
-    if body.pop("format") != FORMAT:
-        raise ManifestError(f"{NAME} has another format than {FORMAT}, the one this version reads")
-    body["files"] = {name: FileFacts(**facts) for name, facts in body["files"].items()}
-    return Manifest(**body)
+        raise ValueError(f"{NAME} cannot be read: {error}") from None
+    if _digest(body) != checksum:
+        raise ValueError(f"{NAME} does not agree with its own checksum")
+    contents = json.loads(body)
+    if contents.pop("format") != FORMAT:
+        raise ValueError(f"{NAME} has another format than {FORMAT}, the one this version reads")
+    contents["files"] = {name: FileFacts(**facts) for name, facts in contents["files"].items()}
+    return Manifest(**contents)
 
 
 def size_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Files that are missing or have another size than they had: found without reading them."""
+    """Files that are missing or have another size than the manifest says; reads no file."""
     problems = []
     for name, facts in manifest.files.items():
         try:
@@ -109,8 +106,8 @@ def size_problems(folder: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def content_problems(folder: Path, manifest: Manifest, names: Sequence[str]) -> list[str]:
-    """Which of the files `names` cannot be read or have changed since they were written."""
+def content_problems(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """The files among `names` that cannot be read or have another checksum than the manifest says."""
     problems = []
     for name in names:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async.checkpoint import compatibility, folder, manifest
+from megatron_async.checkpoint import folder, manifest
 from megatron_async.checkpoint.agreement import Agreement, JointError
 from megatron_async.checkpoint.background import Notes, Writing, Written
 from megatron_async.checkpoint.manifest import Manifest
@@ -244,30 +244,21 @@ class Checkpoints:
         return publish
 
     def _find(self, root: Path) -> folder.Found | None:
-        """The newest checkpoint that is whole, every file compared with its checksum; damaged ones are named."""
-        damaged: dict[int, tuple[str, ...]] = {}
-        while True:
-            found: folder.Found | None = self._from_first_rank(lambda: compatibility.chosen(self._args, root, damaged))
-            problems = self._content_problems(found) if found else ()
-            if not problems:
-                break
-            assert found is not None
-            damaged[found.iteration] = problems
+        """The checkpoint to load, every file compared with its checksum; skipped ones are named. Collective."""
+        known = self._from_first_rank(lambda: folder.checkpoints(root))
+        with self._everywhere(""):
+            found, warnings = folder.choose(known, root, self._args.ckpt_step, self._content_problems)
         if dist.get_rank() == 0:
-            for entry in compatibility.entries(root, damaged):
-                if entry.problems and (found is None or entry.iteration > found.iteration):
-                    _log.warning("> checkpoint %s is skipped: %s", entry.path, "; ".join(entry.problems))
-            if found and found.manifest is None:
-                _log.warning("> checkpoint %s has no %s: it cannot be verified", found.path, manifest.NAME)
+            for warning in warnings:
+                _log.warning("> %s", warning)
         return found
 
-    def _content_problems(self, found: folder.Found) -> tuple[str, ...]:
-        if found.manifest is None:
-            return ()
-        own = manifest.content_problems(found.path, found.manifest, _share(sorted(found.manifest.files)))
+    def _content_problems(self, found: folder.Found) -> list[str]:
+        """Problems with the files of a checkpoint; every rank reads its share of them. Collective."""
+        names = sorted(found.manifest.files if found.manifest else ())
         gathered: list[list[str]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(gathered, own)
-        return tuple(problem for part in gathered for problem in part)
+        dist.all_gather_object(gathered, found.content_problems(names[dist.get_rank() :: dist.get_world_size()]))
+        return [problem for part in gathered for problem in part]
 
     def _from_first_rank(self, action: Callable[[], Any]) -> Any:
         """What `action` returns on rank 0, on every rank."""
@@ -308,8 +299,3 @@ def _arguments(args: argparse.Namespace, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(args).update(before)
-
-
-def _share(names: Sequence[str]) -> Sequence[str]:
-    """This rank's part of a list."""
-    return names[dist.get_rank() :: dist.get_world_size()]

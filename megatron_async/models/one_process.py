@@ -24,24 +24,6 @@ _TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"
 
 
-def latest(folder: Path) -> Path:
-    """The newest checkpoint in a folder that `--save` wrote; a folder that is a checkpoint itself is taken as it is.
-
-    Raises:
-        ValueError: there is none, or it is not a distributed checkpoint.
-    """
-    found = folder
-    if (folder / _TRACKER).is_file():
-        name = (folder / _TRACKER).read_text().strip()
-        found = folder / (name if name == _RELEASE else f"iter_{int(name):07d}")
-    if not (found / "metadata.json").is_file():
-        raise ValueError(
-            f"{folder}: no Megatron checkpoint of format torch_dist (looked for {found / 'metadata.json'}). Give the "
-            "folder that --save wrote to, or one iter_ folder in it."
-        )
-    return found
-
-
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
     """The arguments that a checkpoint was written with, changed to one process."""
     args = copy.copy(load_common_state(checkpoint)["args"])

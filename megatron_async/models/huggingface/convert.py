@@ -37,7 +37,7 @@ def export(
     """Write a Megatron checkpoint of any layout as a Hugging Face folder.
 
     Args:
-        checkpoint: folder that `--save` wrote to, or one checkpoint in it.
+        checkpoint: folder of one checkpoint, as `checkpoint.folder.locate` finds it.
         output: folder to write.
         vocabulary: true vocabulary size; None takes what the checkpoint's arguments say, or its padded size.
         tokenizer: folder whose tokenizer files are copied.
@@ -45,10 +45,9 @@ def export(
         shard_bytes: largest shard.
 
     Raises:
-        ValueError: no checkpoint there, or a model without a counterpart (ConversionProblems).
+        ConversionProblems: the model has no counterpart.
     """
-    found = one_process.latest(checkpoint)
-    args = one_process.arguments_of(found)
+    args = one_process.arguments_of(checkpoint)
     known = getattr(args, "tokenizer_vocab_size", None) or args.vocab_size or args.padded_vocab_size
     architecture = from_arguments(args, vocabulary or known)
     if architecture.vocabulary > args.padded_vocab_size:
@@ -56,7 +55,7 @@ def export(
             [f"vocabulary {architecture.vocabulary} is larger than the checkpoint's table of {args.padded_vocab_size}."]
         )
     with one_process.model(args, initialize=False) as model:
-        one_process.load(model, found)
+        one_process.load(model, checkpoint)
         kept = dtype or args.params_dtype
         tensors = to_hugging_face(model, architecture)
         converted = ((name, tensor.to(kept)) for name, tensor in tensors)

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Checkpoint folders on disk: publication, damage, retention, what a run may be resumed with. No processes."""
+"""Checkpoint folders on disk: publication, damage, retention, the choice of a checkpoint. No processes."""
 
-import argparse
 import json
 import os
 import shutil
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_async.checkpoint import compatibility, folder, manifest
-from megatron_async.checkpoint.manifest import Manifest, ManifestError
+from megatron_async.checkpoint import folder, manifest
+from megatron_async.checkpoint.manifest import Manifest
 from tools import inspect_checkpoint
 
 FILES = {
@@ -19,7 +18,6 @@ FILES = {
     ".metadata": b"index",
     "metadata.json": b"{}",
 }
-SAVED = {"num_layers": 4, "optimizer": "adam", "train_iters": 100, "lr": 0.1, "lr_decay_iters": None, "seed": 7}
 
 
 def stage(root: Path, iteration: int, *, complete: bool = True) -> Path:
@@ -31,7 +29,7 @@ def stage(root: Path, iteration: int, *, complete: bool = True) -> Path:
         (path / name).write_bytes(content)
     if complete:
         facts = manifest.measure(path, manifest.file_names(path), sync=True)
-        manifest.write(path, Manifest(iteration, facts, SAVED, {"torch": "x"}))
+        manifest.write(path, Manifest(iteration, facts, {"seed": 7}, {"torch": "x"}))
     return path
 
 
@@ -43,13 +41,14 @@ def save(root: Path, iteration: int) -> Path:
 
 def usable(root: Path) -> list[int]:
     """Iterations of checkpoints that a load would accept after reading every byte, newest first."""
-    damaged: dict[int, tuple[str, ...]] = {}
-    for entry in folder.checkpoints(root):
-        if entry.manifest and not entry.problems:
-            problems = manifest.content_problems(entry.path, entry.manifest, list(entry.manifest.files))
-            if problems:
-                damaged[entry.iteration] = tuple(problems)
-    return [entry.iteration for entry in compatibility.entries(root, damaged) if not entry.problems]
+    known = folder.checkpoints(root)
+    return [entry.iteration for entry in known if not entry.problems and not entry.content_problems()]
+
+
+def chosen(root: Path, step: int | None = None) -> int | None:
+    """Iteration that a run starts from."""
+    found, _ = folder.choose(folder.checkpoints(root), root, step, folder.Found.content_problems)
+    return found.iteration if found else None
 
 
 def truncate(file: Path) -> None:
@@ -137,88 +136,60 @@ def test_manifest_in_another_format(tmp_path):
     outer = json.loads((path / manifest.NAME).read_text())
     outer["body"] = outer["body"].replace('"format": 1', '"format": 2')
     (path / manifest.NAME).write_text(json.dumps(outer))
-    with pytest.raises(ManifestError, match="checksum"):
+    with pytest.raises(ValueError, match="checksum"):
         manifest.read(path)
 
 
-def arguments(**changes: object) -> argparse.Namespace:
-    defaults = {
-        "no_load_optim": False,
-        "staleness_correction": "none",
-        "override_opt_param_scheduler": False,
-        "ckpt_step": None,
-        "num_experts": None,
-    }
-    return argparse.Namespace(
-        **(defaults | SAVED | {"use_checkpoint_opt_param_scheduler": False, "lr_decay_iters": None} | changes)
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "flag"),
-    [
-        ({"num_layers": 8}, "--num-layers is 8"),
-        ({"optimizer": "muon"}, "--optimizer is muon"),
-        ({"seed": 8}, "--seed is 8"),
-        ({"lr": 0.2}, "--lr is 0.2"),
-        ({"train_iters": 200}, "--lr-decay-iters is 200"),
-    ],
-)
-def test_what_cannot_change_is_named(tmp_path, changes, flag):
-    (problem,) = compatibility.differences(arguments(**changes), SAVED, tmp_path)
-    assert flag in problem and str(tmp_path) in problem
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"train_iters": 200, "lr_decay_iters": 100},
-        {"lr": 0.2, "override_opt_param_scheduler": True},
-        {"train_iters": 200, "use_checkpoint_opt_param_scheduler": True},
-        {"optimizer": "muon", "no_load_optim": True},
-    ],
-)
-def test_what_can_change(tmp_path, changes):
-    assert list(compatibility.differences(arguments(**changes), SAVED, tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "refused"),
-    [
-        ("error-feedback", "error-feedback", False),
-        ("none", "weight-prediction", False),
-        ("error-feedback", "none", False),
-        ("error-feedback", "dc-asgd", True),
-        ("weight-prediction", "weight-prediction-updated", True),
-        ("weight-prediction", "none", True),
-    ],
-)
-def test_a_correction_does_not_become_another(tmp_path, before, now, refused):
-    changes = {"staleness_correction": now, "correction_strength": 0.5}
-    saved = SAVED | {"staleness_correction": before, "correction_strength": 1.0}
-    problems = list(compatibility.differences(arguments(**changes), saved, tmp_path))
-    assert [f"--staleness-correction is {now}" in problem for problem in problems] == [True] * refused
-    assert list(compatibility.differences(arguments(**changes, no_load_optim=True), saved, tmp_path)) == []
-
-
-def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path):
-    assert compatibility.chosen(arguments(), tmp_path) is None
+def test_no_complete_checkpoint_is_an_error_and_not_a_new_start(tmp_path):
+    assert chosen(tmp_path) is None
     path = save(tmp_path, 10)
     save(tmp_path, 20)
     flip_a_byte(path / manifest.NAME)
     shutil.rmtree(tmp_path / folder.name_of(20))
-    with pytest.raises(ValueError, match=r"iter_0000010.*manifest.json"):
-        compatibility.chosen(arguments(), tmp_path)
+    with pytest.raises(ValueError, match=r"none of its 1 checkpoints .*iter_0000010.*manifest.json"):
+        chosen(tmp_path)
 
 
 def test_ckpt_step(tmp_path):
     save(tmp_path, 10)
     save(tmp_path, 20)
-    chosen = compatibility.chosen(arguments(ckpt_step=10), tmp_path)
-    assert chosen is not None and chosen.iteration == 10
+    assert chosen(tmp_path, 10) == 10
     with pytest.raises(ValueError, match="there: 20, 10"):
-        compatibility.chosen(arguments(ckpt_step=15), tmp_path)
-    truncate(tmp_path / folder.name_of(10) / "__0_0.distcp")
-    with pytest.raises(ValueError, match="damaged"):
-        compatibility.chosen(arguments(ckpt_step=10), tmp_path)
+        chosen(tmp_path, 15)
+    for damage in (flip_a_byte, truncate):
+        damage(tmp_path / folder.name_of(10) / "__0_0.distcp")
+        with pytest.raises(ValueError, match=r"--ckpt-step 10: .*iter_0000010 is damaged: __0_0.distcp has "):
+            chosen(tmp_path, 10)
+
+
+def test_tools_read_the_checkpoint_that_a_run_starts_from(tmp_path, caplog):
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration)
+    flip_a_byte(tmp_path / folder.name_of(30) / "__0_0.distcp")
+    truncate(tmp_path / folder.name_of(20) / "__1_0.distcp")
+    assert folder.tracked(tmp_path) == 30
+    assert folder.locate(tmp_path) == tmp_path / folder.name_of(chosen(tmp_path)) == tmp_path / folder.name_of(10)
+    for iteration, record in zip((30, 20), caplog.records, strict=True):
+        assert f"{folder.name_of(iteration)} is skipped: __" in record.getMessage()
+    with pytest.raises(ValueError, match=r"--ckpt-step 30: .*damaged"):
+        folder.locate(tmp_path, 30)
+
+
+def test_one_checkpoint_is_read_as_it_is_unless_it_is_damaged(tmp_path):
+    path = save(tmp_path, 10)
+    save(tmp_path, 20)
+    assert folder.locate(path) == path
+    with pytest.raises(ValueError, match="is one checkpoint"):
+        folder.locate(path, 20)
+    flip_a_byte(path / "__0_0.distcp")
+    with pytest.raises(ValueError, match=r"iter_0000010 is damaged: __0_0\.distcp has changed"):
+        folder.locate(path)
+
+
+def test_a_release_checkpoint_and_none(tmp_path):
+    with pytest.raises(ValueError, match="no Megatron checkpoint of format torch_dist"):
+        folder.locate(tmp_path)
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "metadata.json").write_text("{}")
+    (tmp_path / folder.TRACKER).write_text("release")
+    assert folder.locate(tmp_path) == tmp_path / "release"

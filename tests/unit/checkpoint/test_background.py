@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A checkpoint is published when every rank's part is on the disk, and never otherwise. Threads in place of ranks."""
 
-import argparse
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from megatron_async.checkpoint import compatibility
 from megatron_async.checkpoint.background import Notes, Writing, Written
 
 
@@ -85,16 +83,3 @@ def test_a_part_that_never_comes_is_named(start: Start):
     assert not published
     for part in parts:
         part.allowed.set()
-
-
-def test_options_that_would_do_nothing_are_named():
-    args = argparse.Namespace(
-        **dict.fromkeys(("save", "load", "ckpt_convert_format", "non_persistent_save_interval", "keep_last")),
-        ckpt_format="torch_dist",
-        max_consecutive_skips=10,
-        async_save=True,
-    )
-    (folder,) = compatibility.problems(args)
-    assert "--async-save without --save" in folder
-    worker, strategy = compatibility.ignored({"async_save", "use_persistent_ckpt_worker", "async_strategy"})
-    assert "--use-persistent-ckpt-worker" in strategy and "--async-strategy" in worker
