@@ -15,7 +15,6 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
     get_moe_layer_pattern,
     get_transformer_layer_with_experimental_attention_variant_spec,
 )
-from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -86,11 +85,6 @@ def linear_attention_pattern(config: Any) -> list[int]:
 def moe_layer_pattern(config: Any) -> list[int]:
     """1 for each layer with experts, 0 for each with a dense feed-forward block."""
     return get_moe_layer_pattern(config)
-
-
-def dense_mlp_spec(backend: Any) -> Any:
-    """Megatron's dense feed-forward block out of the modules of `backend`."""
-    return get_mlp_module_spec_for_backend(backend=backend, num_experts=None)
 
 
 def gpu_layer_specs(config: Any) -> tuple[Any, list[Any]]:

@@ -1,37 +1,27 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Which module computes each part of a layer: Megatron's layer specs for the local (torch) and the GPU modules."""
+"""Layer specs: the modules of each layer, local (torch) or Transformer Engine."""
 
 from typing import Any
 
 import torch
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.ssm.gated_delta_net import GatedDeltaNet as MegatronGatedDeltaNet
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from megatron_async.mcore.model import (
-    dense_mlp_spec,
-    gpu_layer_specs,
-    layers_of_stage,
-    linear_attention_pattern,
-    moe_layer_pattern,
-)
+from megatron_async.mcore.model import gpu_layer_specs, layers_of_stage, linear_attention_pattern, moe_layer_pattern
 from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
 from megatron_async.models.gated_delta_net import GatedDeltaNet
 from megatron_async.models.norms import HeadNorm, RMSNorm, rms_norm
 
 
 class NormColumnParallelLinear(ColumnParallelLinear):
-    """RMSNorm, then a column-parallel product, with the parameter names of Transformer Engine's fused module."""
+    """RMSNorm, then a column-parallel linear layer; parameter names are those of Transformer Engine's fused module."""
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -54,13 +44,13 @@ class LocalBackend(LocalSpecProvider):
 
 
 def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
-    """Layers of this stage. Variants that no preset uses are left to Megatron."""
+    """Layer specs of this stage. Variants that no preset uses are left to Megatron."""
     transformer = config.transformer
     variant, local = transformer.experimental_attention_variant, transformer.transformer_impl == "local"
     if variant not in (None, "gated_delta_net") or (variant is None and not local) or _is_special(transformer):
         return default_layer_spec(config, vp_stage)
     if local:
-        backend = LocalBackend()
+        backend: Any = LocalBackend()
         layers = [_local_layer(transformer, backend, number) for number in range(transformer.num_layers)]
     else:
         backend, layers = gpu_layer_specs(transformer)
@@ -82,26 +72,28 @@ def _is_special(transformer: Any) -> bool:
 
 
 def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
-    """One layer out of local modules; `number` counts from 0 through the whole model."""
-    norm = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
+    """One layer of local modules; `number` counts from 0 through the whole model."""
     linear = bool(linear_attention_pattern(transformer)[number])
     experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
-    # Names in checkpoints are those of the fused GPU modules, so that either run reads the other's.
-    names = {} if linear else {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
-    if not experts:
-        names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=IdentityOp if linear else norm,
-            self_attention=_delta_net(backend) if linear else _attention(transformer, backend),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=_experts(transformer, backend) if experts else dense_mlp_spec(backend),
-            mlp_bda=get_bias_dropout_add,
-            sharded_state_dict_keys_map=names,
-        ),
+    # Megatron's specs with its default norm: asking for RMSNorm here would change that default for the whole process.
+    layer = get_gpt_layer_local_submodules(
+        num_experts=transformer.num_moe_experts if experts else None,
+        moe_grouped_gemm=transformer.moe_grouped_gemm,
+        qk_layernorm=transformer.qk_layernorm,
+        qk_l2_norm=transformer.qk_l2_norm,
     )
+    if transformer.normalization == "RMSNorm":
+        layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+        if transformer.qk_layernorm and not transformer.qk_l2_norm:
+            attention = layer.self_attention.submodules
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    # The map gives checkpoints the names of the fused GPU modules, so that local and GPU runs read each other's.
+    if linear:
+        layer.input_layernorm, layer.self_attention = IdentityOp, _delta_net(backend)
+        del layer.sharded_state_dict_keys_map["input_layernorm."]
+    if experts:
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 
 def _delta_net(backend: Any) -> ModuleSpec:
@@ -112,29 +104,4 @@ def _delta_net(backend: Any) -> ModuleSpec:
             out_norm=HeadNorm,
             out_proj=backend.row_parallel_linear(),
         ),
-    )
-
-
-def _attention(transformer: Any, backend: LocalBackend) -> ModuleSpec:
-    normalized: Any = IdentityOp
-    if transformer.qk_l2_norm:
-        normalized = L2Norm
-    elif transformer.qk_layernorm:
-        normalized = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=True)
-    return ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=backend.column_parallel_linear(),
-            core_attention=backend.core_attention(),
-            linear_proj=backend.row_parallel_linear(),
-            q_layernorm=normalized,
-            k_layernorm=normalized,
-        ),
-    )
-
-
-def _experts(transformer: Any, backend: LocalBackend) -> Any:
-    return get_moe_module_spec_for_backend(
-        backend=backend, num_experts=transformer.num_moe_experts, moe_grouped_gemm=transformer.moe_grouped_gemm
     )
