@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 #
-# Prints the path of a Python interpreter >= 3.12 that can make a virtual environment.
+# Print the path of a Python interpreter >= 3.12 with the venv module.
 #
-# $PYTHON, if set, is the only candidate. Otherwise: python3.12, python3.13, ..., python3 and python in every folder
-# of PATH, then pyenv's versions folder. The oldest version that is new enough wins, since the pinned versions in
-# constraints.txt are tested on 3.12. Exit status 2 when there is none.
+# $PYTHON, if set, is the only candidate. Otherwise: python3.12, python3.13, ..., python3 and python in every folder of
+# PATH, then pyenv's versions. The oldest of them is taken, because constraints.txt is tested on 3.12. Exit status 2 if
+# there is none.
+#
+# A script of our own: package managers that find interpreters, such as uv, have to be installed first, which needs an
+# interpreter.
 set -u
 
 names=(python3.12 python3.13 python3.14 python3.15 python3 python)
 
-# A name says little: a version manager's shim called python3.12 may exist and refuse to run. So each candidate must
-# answer. Prints "MINOR PATH" where PATH is the interpreter itself, behind any shim or virtual environment.
+# Run a candidate: a shim of a version manager may be called python3.12 and fail. Print "MINOR PATH"; PATH is the
+# interpreter behind any shim or virtual environment.
 probe() {
     "$1" -c '
 import sys

@@ -2,11 +2,10 @@
 """`torchrun` for one node of a SLURM job: same arguments, three differences.
 
 - The node's rank comes from SLURM_NODEID.
-- SIGUSR1, which the scheduler sends before the time limit, goes to the workers, who save and leave in their
-  own time. torchrun would die of it, and on SIGTERM gives its workers 30 seconds whatever a save takes.
-- The exit status is that of the worker that ended first, where torchrun says 1, so that a job script can tell
-  a run that saved and wants to go on from one that failed. A worker that a signal ended counts as 128 + the
-  signal's number, as in a shell.
+- SIGUSR1, which the scheduler sends before the time limit, is forwarded to the workers. They save and exit without a
+  deadline. torchrun dies of SIGUSR1, and kills its workers 30 seconds after SIGTERM.
+- The exit status is that of the first worker that ended; torchrun returns 1. A job script can so tell a run that saved
+  from one that failed. For a worker that a signal ended it is 128 + the signal's number, as in a shell.
 """
 
 import os
@@ -22,11 +21,11 @@ from torch.distributed.run import parse_args, run
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of a process' direct children, from /proc (SLURM's nodes run Linux)."""
+    """Process ids of the direct children of `parent`, from /proc (SLURM's nodes run Linux)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The second field is the command's name in parentheses and may hold anything; the parent is the
+            # The second field is the command's name in parentheses and may contain anything. The parent is the
             # second field after it (proc(5)).
             after_name = status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
@@ -36,7 +35,7 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def _pass_on(signal_number: int, _frame: FrameType | None) -> None:
+def _forward(signal_number: int, _frame: FrameType | None) -> None:
     for child in children(os.getpid()):
         try:
             os.kill(child, signal_number)
@@ -45,9 +44,9 @@ def _pass_on(signal_number: int, _frame: FrameType | None) -> None:
 
 
 def _status(failures: Sequence[tuple[int, int]]) -> int:
-    """Exit status to report for workers that failed: (second, exit code), a code of -N for signal N."""
-    # SIGTERM is the launcher's own, for those that were still there when another had ended; times are in whole
-    # seconds, so theirs may be the same.
+    """Exit status for workers that failed, each given as (time in seconds, exit code); code -N is signal N."""
+    # The launcher itself sends SIGTERM to the workers that are left. Times are in whole seconds, so theirs may equal
+    # that of the first.
     _, code = min(failures, key=lambda failure: (failure[1] == -signal.SIGTERM, failure[0]))
     return code if code > 0 else 128 - code
 
@@ -58,10 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         socket.getaddrinfo(options.master_addr, options.master_port)
     except OSError as error:
-        # A launcher that fell back to its own host would wait for the others for ever.
+        # torchrun would fall back to its own host and wait for the other nodes for ever.
         print(f"--master-addr {options.master_addr} does not resolve on this node: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGUSR1, _pass_on)
+    signal.signal(signal.SIGUSR1, _forward)
     try:
         run(options)
     except ChildFailedError as failure:

@@ -77,3 +77,12 @@ def test_every_source_file_starts_with_the_licence_line() -> None:
         if path.stat().st_size > 0 and LICENCE not in path.read_text(encoding="utf-8").splitlines()[:2]
     ]
     assert missing == []
+
+
+def test_the_image_has_every_folder_of_code_and_tests() -> None:
+    copied = re.findall(r"^COPY (.+) \./\S*$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    sources = {name for line in copied for name in line.split()}
+    assert {"setup.py", "pyproject.toml", "README.md"} <= sources
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+    with_code = {path.relative_to(ROOT).parts[0] for path in repository_files() if path.suffix == ".py"}
+    assert with_code - sources == set()
