@@ -93,9 +93,9 @@ def _train(loop: Loop) -> list[Batch]:
     return account.batches
 
 
-def in_turns(*arguments: Any) -> dict[str, list[Batch | Alone]]:
-    """`training.in_turns`, with the parts of every batch."""
-    return training.in_turns(*arguments, action=_train)
+def batches(line: Sequence[str]) -> list[Batch]:
+    """Train on this rank; return the parts of every batch."""
+    return training.one_run(line, _train)
 
 
 def medians(ranks: Sequence[Mapping[str, Sequence[Batch | Alone]]]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_async.training.run import versions
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 def describe() -> dict[str, Any]:

@@ -5,7 +5,6 @@ Every tensor's bytes are counted by torch's CPU allocator, as the profiler repor
 from before the model is built. Process size is not used: it holds libraries and never shrinks.
 """
 
-import gc
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import processes
+from benchmarks.processes import Pool
 from benchmarks.training import forward_alone
 from megatron_async.config import arguments
 from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, simulate
@@ -61,12 +60,19 @@ class Comparison:
     parts: Mapping[str, int]
 
 
-def peaks(stages: int, microbatches: int) -> tuple[dict[str, Peak], int]:
-    """Run every variant for four batches on this rank; also the bytes of one micro-batch's activations."""
-    return {name: _peak(variant, stages, microbatches) for name, variant in VARIANTS.items()}, activations(stages)
+def measure(stages: int, microbatches: int) -> list[Comparison]:
+    """Run every variant for four batches."""
+    with Pool() as pool:
+        kept = pool.run("benchmarks.memory:activations", stages, ranks=stages)
+        peaks = {
+            name: pool.run("benchmarks.memory:peak", variant, stages, microbatches, ranks=stages)
+            for name, variant in VARIANTS.items()
+        }
+    return compare([{name: peaks[name][stage] for name in peaks} for stage in range(stages)], microbatches, kept)
 
 
-def _peak(variant: str, stages: int, microbatches: int) -> Peak:
+def peak(variant: str, stages: int, microbatches: int) -> Peak:
+    """Run a variant for four batches on this rank."""
     count = 1 if "pipedream" in variant else microbatches
     line = f"{MODEL} --pipeline-model-parallel-size {stages} --global-batch-size {2 * count} {variant}"
     if count == 1:
@@ -77,9 +83,6 @@ def _peak(variant: str, stages: int, microbatches: int) -> Peak:
         loop.run()
     loop.metrics.close()
     run.close()
-    del loop
-    gc.collect()  # nothing of this run may be left when the next one is counted
-    processes.new_meeting_point()
     return Peak(_largest_total(profiler), weights)
 
 
@@ -115,7 +118,7 @@ def compare(
     """Predicted and measured, for every stage and schedule.
 
     Args:
-        ranks: from `peaks`, by stage.
+        ranks: from `peak`, by stage.
         microbatches: per batch.
         activations_of: bytes of one micro-batch's activations, by stage.
     """

@@ -1,115 +1,196 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes that share one start-up: Megatron is imported once, then every rank is forked from there."""
+"""Ranks as processes on this machine. They import torch and Megatron once and run one job after another over gloo.
 
-import contextlib
+A job is a function, named "module:function", that every rank calls with the same arguments.
+"""
+
+import gc
 import importlib
+import itertools
 import multiprocessing
 import os
 import socket
-import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import wait
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
-PRELOAD = "benchmarks.preload"
-_PORTS = "BENCHMARK_PORTS"
-_JOBS = 128
-"""Most jobs that the same processes run one after the other."""
+_ROOT = Path(__file__).resolve().parents[1]
+# Cycles through autograd's own nodes keep some models alive, and with them the threads of their process groups. A
+# worker with more threads than this is replaced after its job.
+_MOST_THREADS = 250
+_TAIL = 4000
 
 
-class RanksFailed(RuntimeError):
-    """A rank failed or did not answer in time; the message has the traceback."""
+class JobFailed(RuntimeError):
+    """A rank failed, ended or did not answer in time; the message holds the end of every rank's log."""
 
 
-def run(function: str, *args: Any, ranks: int, timeout: float) -> list[Any]:
-    """Call `module:function` with `args` on every rank of a new job; return the results by rank.
-
-    Ranks are pinned to cores in turn and have one compute thread each.
-
-    Raises:
-        RanksFailed: naming the rank.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
+@cache
+def context() -> Any:
+    """A multiprocessing context that forks from a server with torch and Megatron imported and one thread."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    ports = _free_ports()
-    pipes, processes = [], []
-    for rank in range(ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(theirs, function, args, rank, ranks, ports), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        return _collect(function, pipes, timeout)
-    finally:
-        for process in processes:
-            process.join(timeout=2)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    # The server imports `benchmarks.preload` with its own sys.path, and goes on without it where that fails.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["benchmarks.preload"])
+    return forkserver
 
 
-def _collect(function: str, pipes: list[Any], timeout: float) -> list[Any]:
-    results: dict[int, Any] = {}
-    deadline = time.monotonic() + timeout
-    while len(results) < len(pipes):
-        waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
-        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise RanksFailed(f"{function}: ranks {sorted(waiting.values())} did not answer within {timeout:.0f} s")
-        for pipe in ready:
-            rank = waiting[pipe]  # type: ignore[index]
-            try:
-                succeeded, value = pipe.recv()  # type: ignore[union-attr, call-arg]
-            except EOFError:
-                succeeded, value = False, "the process ended"
-            if not succeeded:
-                raise RanksFailed(f"{function}: rank {rank} failed:\n{value}")
-            results[rank] = value
-    return [results[rank] for rank in range(len(pipes))]
-
-
-def _serve(pipe: Any, function: str, args: tuple[Any, ...], rank: int, ranks: int, ports: list[int]) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ |= {
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Variables that torch.distributed reads."""
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        _PORTS: " ".join(map(str, ports)),
+        "MASTER_PORT": str(port),
     }
-    new_meeting_point()
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)  # Megatron's start-up messages, from every rank of every cell
-    os.dup2(silent, 2)
-    try:
-        module, _, name = function.partition(":")
-        target: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        answer = True, target(*args)
-    except BaseException:
-        answer = False, traceback.format_exc()
-    pipe.send(answer)
-    sys.stdout.flush()
-    os._exit(0)  # process groups end with their processes; taking them down one by one takes seconds
 
 
-def new_meeting_point() -> None:
-    """Let this process's next job meet at a port of its own; every rank must call it as often.
+def free_port() -> int:
+    """A port for the ranks of one job. Ranks of a later job on the same port could find the addresses of this one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
-    On the port of an earlier job a rank could still find that job's addresses.
+
+def redirect_output(log: Path) -> None:
+    """Append everything that this process prints to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    pipe: Connection
+    log: Path
+
+
+class Pool:
+    """Worker processes, started when first needed. Leaving the `with` block ends them.
+
+    Args:
+        setup: job that each worker runs once, before its first one.
+        pinned: whether to bind worker n to core n, modulo the number of cores.
     """
-    port, *others = os.environ[_PORTS].split()
-    os.environ |= {"MASTER_PORT": port, _PORTS: " ".join(others)}
+
+    def __init__(self, setup: str = "", *, pinned: bool = False) -> None:
+        self._setup, self._pinned = setup, pinned
+        self._folder = tempfile.TemporaryDirectory(prefix="workers-")
+        self._workers: list[_Worker] = []
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, job: str, *args: Any, ranks: int, timeout: float = 120.0) -> list[Any]:
+        """Call `module:function` with `args` on ranks 0 .. ranks-1; return the results by rank.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            JobFailed: on the first failure of any rank. The next job starts new processes.
+        """
+        while len(self._workers) < ranks:
+            self._workers.append(self._start(next(self._numbers)))
+        workers = self._workers[:ranks]
+        port = free_port()
+        for rank, worker in enumerate(workers):
+            worker.log.write_text("")
+            worker.pipe.send((job, args, environment(rank, ranks, port)))
+        answers = self._collect(workers, timeout)
+        failed = [rank for rank, answer in enumerate(answers) if answer is None or not answer[0]]
+        if failed:
+            logs = "\n".join(self._report(rank, answers[rank], workers[rank]) for rank in range(ranks))
+            self.close()
+            raise JobFailed(f"{job} failed on ranks {failed}\n{logs}")
+        self._replace_crowded(workers)
+        return [answer[1] for answer in answers if answer is not None]
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+        self._workers.clear()
+
+    def _replace_crowded(self, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            if len(os.listdir(f"/proc/{worker.process.pid}/task")) > _MOST_THREADS:
+                worker.process.kill()
+                worker.process.join()
+                self._workers.remove(worker)
+
+    @staticmethod
+    def _collect(workers: Sequence[_Worker], timeout: float) -> list[tuple[bool, Any] | None]:
+        answers: list[tuple[bool, Any] | None] = [None] * len(workers)
+        deadline = time.monotonic() + timeout
+        open_pipes: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(workers)}
+        while open_pipes and (left := deadline - time.monotonic()) > 0:
+            for pipe in wait(list(open_pipes), timeout=left):
+                rank = open_pipes.pop(pipe)
+                try:
+                    answers[rank] = workers[rank].pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    answers[rank] = False, "the process ended"
+            if any(answer is not None and not answer[0] for answer in answers):
+                deadline = min(deadline, time.monotonic() + 5.0)  # the others will only wait for the failed rank
+        return answers
+
+    @staticmethod
+    def _report(rank: int, answer: tuple[bool, Any] | None, worker: _Worker) -> str:
+        state = "no answer in time" if answer is None else "done" if answer[0] else f"failed:\n{answer[1]}"
+        return f"--- rank {rank}: {state}\n{worker.log.read_text(errors='replace')[-_TAIL:]}"
+
+    def _start(self, number: int) -> _Worker:
+        ours, theirs = context().Pipe()
+        log = Path(self._folder.name) / f"worker{number}.log"
+        cores = sorted(os.sched_getaffinity(0))
+        core = cores[number % len(cores)] if self._pinned else None
+        process = context().Process(target=_serve, args=(theirs, log, core, self._setup), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, log)
 
 
-def _free_ports() -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(_JOBS)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+def _call(job: str, args: Sequence[Any]) -> Any:
+    module, _, name = job.partition(":")
+    return getattr(importlib.import_module(module), name)(*args)
+
+
+def _serve(pipe: Connection, log: Path, core: int | None, setup: str) -> None:
+    """Body of a worker: answer jobs until the pipe closes."""
+    redirect_output(log)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    importlib.import_module("benchmarks.preload")  # done already, unless the server could not import it
+    while True:
+        try:
+            job, args, variables = pipe.recv()
+        except EOFError:
+            return
+        os.environ.update(variables)
+        try:
+            if setup:
+                _call(setup, ())
+                setup = ""
+            answer = True, _call(job, args)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        pipe.send(answer)
+        # The objects of a run form cycles and hold process groups with threads of their own. Uncollected, they would
+        # live on for many jobs.
+        del answer
+        gc.collect()

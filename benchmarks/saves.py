@@ -2,7 +2,6 @@
 """What checkpoints cost a run: how long the pipeline stops for one, how much longer the run takes, how large one is."""
 
 import math
-import os
 import shlex
 import shutil
 import statistics
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from benchmarks import training
+from benchmarks.processes import Pool
 from megatron_async.checkpoint import folder
 
 NONE = "no saves"
@@ -69,21 +69,30 @@ class Cost:
 
 
 def in_turns(
-    data: Sequence[str], microbatches: int, rounds: int, interval: int, saves: int, place: str
-) -> tuple[dict[str, list[Turn]], Size | None]:
-    """Train every variant in turns on this rank, with so many saves in each turn; the size of a checkpoint."""
-    found: dict[str, list[Turn]] = {name: [] for name in VARIANTS}
+    data: Sequence[str], microbatches: int, rounds: int, interval: int, saves: int, place: Path
+) -> tuple[list[dict[str, list[Turn]]], Size | None]:
+    """Train every variant in turns, with so many saves in each turn: turns by rank, and the size of a checkpoint."""
+    found: list[dict[str, list[Turn]]] = [{name: [] for name in VARIANTS} for _ in range(training.STAGES)]
     last, size = _last(interval, saves), None
-    for number in range(rounds):
-        for name, variant in VARIANTS.items():
-            root = Path(place) / f"{number}-{name.strip('-').replace(' ', '-')}"
-            options = variant.replace("FOLDER", shlex.quote(str(root))).replace("INTERVAL", str(interval))
-            line = training.command_line(training.MODELS["tiny"], f"{RECIPE} {options}", data, microbatches, last + 1)
-            found[name].append(training.one_run(line, partial(_turn, last=last)))
-            if os.environ["RANK"] == "0" and root.exists():
-                size = measure(root / folder.name_of(interval))
-                shutil.rmtree(root)
+    with Pool(pinned=True) as pool:
+        for number in range(rounds):
+            for name, variant in VARIANTS.items():
+                root = place / f"{number}-{name.strip('-').replace(' ', '-')}"
+                options = f"{RECIPE} {variant}".replace("FOLDER", shlex.quote(str(root)))
+                options = options.replace("INTERVAL", str(interval))
+                line = training.command_line(training.MODELS["tiny"], options, data, microbatches, last + 1)
+                ranks = pool.run("benchmarks.saves:turn", line, last, ranks=training.STAGES, timeout=300)
+                for own, turns in zip(found, ranks, strict=True):
+                    own[name].append(turns)
+                if root.exists():
+                    size = measure(root / folder.name_of(interval))
+                    shutil.rmtree(root)
     return found, size
+
+
+def turn(line: Sequence[str], last: int) -> Turn:
+    """Train on this rank."""
+    return training.one_run(line, partial(_turn, last=last))
 
 
 def _last(interval: int, saves: int) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks import processes
 from benchmarks.contenders import LIMIT, OURS
+from benchmarks.processes import JobFailed, Pool
 from benchmarks.stack import Cell, Pace, emulated_cell
 from benchmarks.turns import Turns, ratio
 
@@ -160,7 +160,7 @@ def measure_cell(
     """All contenders of a cell; where the ranks fail together, each of them alone, to name the one at fault."""
     try:
         return _measure_together(cell, effort, names, patience_s)
-    except processes.RanksFailed:
+    except JobFailed:
         rows: list[Row] = []
         absent: list[Absent] = []
         for name in names:
@@ -168,7 +168,7 @@ def measure_cell(
                 continue
             try:
                 found, missing = _measure_together(cell, effort, [LIMIT, name], patience_s)
-            except processes.RanksFailed as failure:
+            except JobFailed as failure:
                 reason = str(failure).strip().splitlines()[-1]
                 missing, found = [Absent(name, cell.stages, cell.microbatches, cell.label, reason)], []
             rows += found if not rows else [row for row in found if row.contender != LIMIT]
@@ -179,16 +179,9 @@ def measure_cell(
 def _measure_together(
     cell: Cell, effort: Effort, names: Sequence[str], patience_s: float
 ) -> tuple[list[Row], list[Absent]]:
-    ranks = processes.run(
-        "benchmarks.cell:run",
-        cell,
-        names,
-        effort.rounds,
-        effort.batches,
-        patience_s,
-        ranks=cell.stages,
-        timeout=patience_s + _timeout(cell, effort, len(names)),
-    )
+    job = ("benchmarks.cell:run", cell, names, effort.rounds, effort.batches, patience_s)
+    with Pool(pinned=True) as pool:
+        ranks = pool.run(*job, ranks=cell.stages, timeout=patience_s + _timeout(cell, effort, len(names)))
     absent = [
         Absent(name, cell.stages, cell.microbatches, cell.label, reason) for name, reason in ranks[0].refused.items()
     ]

@@ -1,13 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Whole training runs in turns on the same ranks: the product's own loop with all that belongs to a run."""
 
-import gc
 import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor, forward_step
 from megatron.core.utils import get_model_config
 
-from benchmarks import processes, turns
+from benchmarks import turns
 from benchmarks.contenders import LIMIT
+from benchmarks.processes import Pool
 from megatron_async.config import arguments
 from megatron_async.mcore.training import get_args
 from megatron_async.models import gpt
@@ -107,11 +106,11 @@ def in_turns(
     microbatches: int,
     rounds: int,
     batches: int,
-    folder: str,
+    folder: Path,
     *,
-    action: Callable[[Loop], Sequence[Any]] | None = None,
-) -> dict[str, list[Any]]:
-    """Train every variant in turns on this rank; return the milliseconds of each batch after the warm-up.
+    job: str = "benchmarks.training:batches",
+) -> list[dict[str, list[Any]]]:
+    """Train every variant in turns; return, for each rank, the results of the batches after the warm-up.
 
     Args:
         model: what is trained.
@@ -119,17 +118,20 @@ def in_turns(
             `LIMIT` computes its stage and steps its optimizer, and talks to nobody; of its batches come `Alone`.
         data: arguments that name the data.
         folder: for metrics files.
-        action: trains a run and returns something else for each batch.
+        job: trains a run and returns something for each batch; milliseconds by default.
     """
-    found: dict[str, list[Any]] = {name: [] for name in variants}
-    for turn in range(rounds):
-        for name, variant in variants.items():
-            logs = Path(folder) / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
-            options = variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")
-            line = command_line(model, options, data, microbatches, _WARM_UP + batches + 2)
-            train = partial(_alone, batches=batches) if name == LIMIT else action or _batches
-            # The pipe fills during the first batches and drains after the last.
-            found[name] += one_run(line, train)[_WARM_UP : _WARM_UP + batches]
+    found: list[dict[str, list[Any]]] = [{name: [] for name in variants} for _ in range(STAGES)]
+    with Pool(pinned=True) as pool:
+        for turn in range(rounds):
+            for name, variant in variants.items():
+                logs = folder / f"{name.replace(' ', '-').replace(',', '')}-{turn}"
+                options = variant.replace("METRICS", f"--metrics-file {logs}.jsonl --tensorboard-dir {logs}")
+                line = command_line(model, options, data, microbatches, _WARM_UP + batches + 2)
+                train = "benchmarks.training:alone" if name == LIMIT else job
+                ranks = pool.run(train, line, ranks=STAGES, timeout=150 + 4 * batches)
+                for own, results in zip(found, ranks, strict=True):
+                    # The pipe fills during the first batches and drains after the last.
+                    own[name] += results[_WARM_UP : _WARM_UP + batches]
     return found
 
 
@@ -144,15 +146,22 @@ def command_line(model: Model, options: str, data: Sequence[str], microbatches: 
 
 
 def one_run[Result](line: Sequence[str], action: Callable[[Loop], Result]) -> Result:
-    """Build a run on this rank, let `action` have it, and clear it away so that another one can follow."""
+    """Build a run on this rank, let `action` have it, and end it."""
     loop = run.build(arguments.parse(line))
     result = action(loop)
     loop.metrics.close()
     run.close()
-    del loop
-    gc.collect()  # the run's process groups, and their threads, are part of cycles
-    processes.new_meeting_point()
     return result
+
+
+def batches(line: Sequence[str]) -> list[float]:
+    """Train on this rank; return the milliseconds of each batch."""
+    return one_run(line, _batches)
+
+
+def alone(line: Sequence[str]) -> list[Alone]:
+    """Run this rank's stage of a run by itself."""
+    return one_run(line, _alone)
 
 
 def _batches(loop: Loop) -> list[float]:
@@ -191,13 +200,13 @@ def forward_alone(loop: Loop) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
     return chunk, source, output
 
 
-def _alone(loop: Loop, batches: int) -> list[Alone]:
+def _alone(loop: Loop) -> list[Alone]:
     """A stage's forwards, backwards and optimizer steps with nothing in between."""
     config, optimizer = get_model_config(loop.model[0]), loop._optimizer
     shape, microbatches = activations(get_args(), config).shape, get_num_microbatches()
     loop.model[0].train()
     found = []
-    for _ in range(_WARM_UP + batches):
+    for _ in range(get_args().train_iters):
         start = time.perf_counter()
         forwards = backwards = 0.0
         loop.model[0].zero_grad_buffer()

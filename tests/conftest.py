@@ -3,12 +3,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.distributed.pool import Pool
+from benchmarks.processes import Pool
+from tests.distributed.jobs import SMALL_CORPUS
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Worker processes shared by every distributed test of the session."""
-    workers = Pool()
-    yield workers
-    workers.close()
+    with Pool(SMALL_CORPUS) as workers:
+        yield workers

@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from megatron_async import platform

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from megatron_async import platform
@@ -95,23 +96,21 @@ def _data(folder: Path) -> list[str]:
 def _turns(
     options: argparse.Namespace, folder: Path, model: str, variants: Any, microbatches: int, module: str = "training"
 ) -> Any:
-    from benchmarks import processes, training
+    from benchmarks import training
 
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     for old in logs.glob("*.jsonl"):
         old.unlink()
-    return processes.run(
-        f"benchmarks.{module}:in_turns",
+    return training.in_turns(
         training.MODELS[model],
-        dict(variants),
+        variants,
         _data(folder),
         microbatches,
         options.rounds,
         options.batches,
-        str(logs),
-        ranks=training.STAGES,
-        timeout=120 + (30 + 2 * options.batches) * options.rounds * len(variants),
+        logs,
+        job=f"benchmarks.{module}:batches",
     )
 
 
@@ -155,42 +154,29 @@ def _features(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, 
 
 
 def _memory() -> list[dict[str, Any]]:
-    from benchmarks import memory, processes
+    from benchmarks import memory
 
     print("memory", flush=True)
-    stages, microbatches = 2, 4
-    ranks = processes.run("benchmarks.memory:peaks", stages, microbatches, ranks=stages, timeout=900)
-    compared = memory.compare([peaks for peaks, _ in ranks], microbatches, [kept for _, kept in ranks])
-    return [asdict(item) for item in compared]
+    return [asdict(item) for item in memory.measure(2, 4)]
 
 
 def _steady(batches: int) -> list[list[dict[str, Any]]]:
-    from benchmarks import processes
+    from benchmarks.processes import Pool
 
     print(f"{batches} batches", flush=True)
-    ranks = processes.run("benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches)
+    with Pool(pinned=True) as pool:
+        ranks = pool.run("benchmarks.steadiness:observe", batches, 4, ranks=2, timeout=120 + 0.5 * batches)
     return [[asdict(state) for state in states] for states in ranks]
 
 
 def _saves(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from benchmarks import processes, saves, training
+    from benchmarks import saves
 
     count, interval = 3, 8
-    place = folder / "saves"
-    ranks = processes.run(
-        "benchmarks.saves:in_turns",
-        _data(folder),
-        MICROBATCHES[1],
-        options.rounds,
-        interval,
-        count,
-        str(place),
-        ranks=training.STAGES,
-        timeout=120 + 200 * options.rounds,
-    )
-    size = ranks[0][1]
+    ranks, size = saves.in_turns(_data(folder), MICROBATCHES[1], options.rounds, interval, count, folder / "saves")
+    assert size is not None
     return {
-        "costs": {name: asdict(cost) for name, cost in saves.costs([turns for turns, _ in ranks], count).items()},
+        "costs": {name: asdict(cost) for name, cost in saves.costs(ranks, count).items()},
         "size": asdict(size),
     }
 

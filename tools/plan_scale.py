@@ -9,6 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables, or put them into a document."""

@@ -13,12 +13,10 @@ rank 0 is killed before the ranks have met, since torch goes on looking for it.
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -26,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
+from benchmarks import processes
 
 RECIPE = (
     "--device cpu --num-layers 4 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 "
@@ -82,7 +80,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--async-save", action="store_true", help="write checkpoints while training goes on")
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     options = parser.parse_args(argv)
-    _import_once()
     began, summary, generator = time.monotonic(), Summary(), random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         reference = Run(Path(folder) / "reference", options)
@@ -174,14 +171,14 @@ class Run:
         ]
 
     def start(self) -> Ranks:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=_rank, args=(rank, port, self._argv, self._folder)) for rank in (0, 1)]
-        for process in processes:
+        context, port = processes.context(), processes.free_port()
+        started = [
+            context.Process(target=_rank, args=(processes.environment(rank, 2, port), self._argv, self._folder))
+            for rank in (0, 1)
+        ]
+        for process in started:
             process.start()
-        return Ranks(processes)
+        return Ranks(started)
 
     def is_saving(self) -> bool:
         staging = self._folder / "checkpoints" / ".unfinished"
@@ -230,24 +227,9 @@ def _differences(result: Any, expected: Any) -> list[str]:
     return found + ([] if rows == expected_rows else ["the metrics files differ"])
 
 
-def _import_once() -> None:
-    """Import torch and Megatron here, so that each start of a rank costs a fork and not half a minute of imports."""
-    from megatron_async import platform
-
-    platform.activate("cpu")
-    from megatron_async.config import arguments  # noqa: F401
-    from megatron_async.training import run  # noqa: F401
-
-
-def _rank(rank: int, port: int, argv: list[str], folder: Path) -> None:
-    descriptor = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    import torch
-
-    torch.set_num_threads(1)
+def _rank(environment: dict[str, str], argv: list[str], folder: Path) -> None:
+    processes.redirect_output(folder / f"rank{environment['RANK']}.log")
+    os.environ |= environment
     from megatron_async import pretrain
 
     pretrain.run_to_exit(argv)

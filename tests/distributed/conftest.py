@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import Pool
 from tests.distributed.jobs import Outcome
-from tests.distributed.pool import Pool
 
 
 @pytest.fixture(scope="module")

@@ -38,9 +38,20 @@ class Outcome:
     status: int = 0
 
 
+def small_corpus() -> None:
+    """Reduce Megatron's mock data to 1,000 documents: 100,000 make 13 million sequences, shuffled for every run."""
+    from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
+
+    MockGPTLowLevelDataset.size = 1000
+
+
+SMALL_CORPUS = "tests.distributed.jobs:small_corpus"
+"""Set-up of the workers that run these jobs."""
+
+
 @contextlib.contextmanager
 def whole_corpus() -> Iterator[None]:
-    """Megatron's made-up corpus in full (see the pool), for tests that need something of its first sequences."""
+    """Megatron's mock data in full (see `small_corpus`), for tests that depend on its first sequences."""
     from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
     small, MockGPTLowLevelDataset.size = MockGPTLowLevelDataset.size, 100_000

@@ -16,8 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.distributed.jobs import Outcome
-from tests.distributed.pool import JobFailed, Pool
+from benchmarks.processes import JobFailed, Pool
+from tests.distributed.jobs import SMALL_CORPUS, Outcome
 
 LAYOUTS = {
     "PP2": (2, "--pipeline-model-parallel-size 2"),
@@ -174,7 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     options = parser.parse_args()
-    pool, known, failures = Pool(), dict[str, Outcome](), 0
+    pool, known, failures = Pool(SMALL_CORPUS), dict[str, Outcome](), 0
     table = Table("cell", "largest relative difference", "allowed", title="parity with the one-process oracle")
 
     def reference(arguments: str) -> Outcome:

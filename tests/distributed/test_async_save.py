@@ -3,8 +3,8 @@
 
 import pytest
 
+from benchmarks.processes import JobFailed
 from megatron_async.checkpoint import folder
-from tests.distributed.pool import JobFailed
 from tests.distributed.test_resume import EF, PP2, assert_continues, resume, train
 
 TWO_BW = f"--optimizer adam {EF} {PP2} --pipeline-schedule 2bw"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.distributed.pool import Pool
+from benchmarks.processes import Pool
 
 FORWARD, BACKWARD, MICROBATCHES = 15.0, 30.0, 4
 COMPUTE = MICROBATCHES * (FORWARD + BACKWARD)

@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from tests.distributed.moe_jobs import Routing
-from tests.distributed.pool import Pool
 
 RATE, SEQUENCE, BATCH, TOPK, LAYERS, EXPERTS = 0.001, 16, 8, 2, (2, 3, 4), 8
 # The first layer is dense, so that the layers with experts have other numbers on every stage.

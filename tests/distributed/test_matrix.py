@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 
+from benchmarks.processes import Pool
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import TOLERANCE, TRAIN, Cell, cells, difference, measure
-from tests.distributed.pool import Pool
 
 NAMES = (
     "1f1b-TP2-dense-fp32-plain-adam",

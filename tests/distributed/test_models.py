@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from megatron_async.models.presets import PRESETS
 from tests.distributed.jobs import Outcome
-from tests.distributed.pool import Pool
 from tests.distributed.test_parity import ATOL, RTOL, assert_same_run
 
 MINIATURES = [name for name, preset in PRESETS.items() if preset.miniature_of]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from megatron_async.optim.algorithms.catalogue import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import difference
-from tests.distributed.pool import Pool
 
 TOLERANCE = 2e-5
 PIPELINE = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw"

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from tests.distributed.jobs import Outcome
-from tests.distributed.pool import Pool
 
 # fp32, six steps: differences come from the order of sums alone.
 RTOL, ATOL = 2e-5, 2e-6

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from megatron_async.files import read_json_lines
 from megatron_async.optim.algorithms.catalogue import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import MODELS, UNTIED
-from tests.distributed.pool import Pool
 from tests.distributed.resume_jobs import PIECES
 from tests.distributed.test_optimizers import CORRECTIONS, SPECIAL
 from tests.distributed.test_parity import ATOL, RTOL

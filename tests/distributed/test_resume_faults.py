@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.processes import Pool
 from megatron_async.checkpoint import folder
 from megatron_async.files import read_json_lines
 from tests.distributed import impatient
 from tests.distributed.jobs import BASE, Outcome
-from tests.distributed.pool import Pool
 
 TWO_BW = (
     "--optimizer adam --staleness-correction error-feedback --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.distributed.pool import Pool
+from benchmarks.processes import Pool
 
 # Large coefficients, plain gradient descent, one step: what a weight changes by is the gradient.
 MODEL = (

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Over many batches nothing grows: tensors, Python objects, open handles."""
 
-from tests.distributed.pool import Pool
+from benchmarks.processes import Pool
 
 
 def test_two_hundred_batches_leave_nothing_behind(pool: Pool) -> None:

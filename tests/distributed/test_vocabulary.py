@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.processes import JobFailed, Pool
 from tests.distributed.jobs import Outcome
-from tests.distributed.pool import JobFailed, Pool
 from tests.distributed.test_parity import ATOL, RTOL
 
 VOCABULARY = 7  # 8 rows on one tensor-parallel rank, 16 on two, of which the second rank has none that counts

@@ -5,8 +5,9 @@ change them; say in its message why."""
 import json
 from pathlib import Path
 
+from benchmarks.processes import Pool
+from tests.distributed.jobs import SMALL_CORPUS
 from tests.distributed.matrix import MODELS, UNTIED
-from tests.distributed.pool import Pool
 
 FILE = Path(__file__).with_name("losses.json")
 PP2 = "--pipeline-model-parallel-size 2"
@@ -36,9 +37,8 @@ def run(pool: Pool, name: str) -> Numbers:
 
 
 def main() -> None:
-    pool = Pool()
-    kept = {name: run(pool, name) for name in RECIPES}
-    pool.close()
+    with Pool(SMALL_CORPUS) as pool:
+        kept = {name: run(pool, name) for name in RECIPES}
     FILE.write_text(json.dumps(kept, indent=1) + "\n")
 
 
