@@ -7,7 +7,7 @@ in updates. The previous update of error feedback is part of the torch optimizer
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,24 +19,7 @@ from megatron_async.mcore.checkpoint import SHARDED_DATA
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device
 from megatron_async.optim.corrections import PREVIOUS_UPDATE
-
-
-class History(Protocol):
-    """Older weight versions of one model chunk that coming batches are computed with.
-
-    Ages count updates: 1 is the version before the newest. An age that was never reached stands for the oldest known
-    version.
-    """
-
-    @property
-    def depth(self) -> int:
-        """The largest age that coming batches need; 0 for none."""
-
-    def showing(self, age: int) -> AbstractContextManager[None]:
-        """Let the chunk's parameters and buffers show the storage of that version for a moment."""
-
-    def fill(self) -> None:
-        """Make every age up to `depth` a copy of the newest weights, with storage of its own."""
+from megatron_async.pipeline.steps import History
 
 
 class NoHistory:

@@ -24,7 +24,6 @@ from megatron_async.checkpoint.background import Notes, Writing, Written
 from megatron_async.checkpoint.manifest import Manifest
 from megatron_async.checkpoint.settings import fitted
 from megatron_async.checkpoint.state import (
-    History,
     NoHistory,
     SavedChunk,
     complete_optimizer_state,
@@ -42,6 +41,8 @@ from megatron_async.mcore.checkpoint import (
 )
 from megatron_async.mcore.logging import wandb_run as megatron_wandb_run
 from megatron_async.mcore.parallel import store
+from megatron_async.pipeline.steps import History
+from megatron_async.schedules.arguments import delay_pattern
 
 # What a manifest says of the state, beyond the arguments that the run was started with.
 _FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
@@ -89,7 +90,9 @@ class Checkpoints:
         found = self._find(Path(args.load)) if args.load else None
         saved = arguments_of(found.path) if found else {}
         older = int(saved.get("older_weight_versions", 0))
-        corrected = saved.get("has_previous_update", False) and delays(argparse.Namespace(**saved)) == delays(args)
+        corrected = saved.get("has_previous_update", False) and delay_pattern(
+            argparse.Namespace(**saved)
+        ) == delay_pattern(args)
         self._loaded = [SavedChunk(chunk, 0 if args.finetune else older) for chunk in self._model]
         complete_optimizer_state(self._optimizer)
         if corrected and args.staleness_correction != "none" and not args.no_load_optim and not args.finetune:
@@ -277,17 +280,6 @@ class Checkpoints:
 
 def _what_failed(root: Path, iteration: int) -> str:
     return f"saving the checkpoint of iteration {iteration} in {root} failed"
-
-
-def delays(args: argparse.Namespace) -> tuple[str, int]:
-    """Which parameters have delayed gradients: what a previous update can be handed on between."""
-    oracle = getattr(args, "gradient_delay", None)
-    kind, _, stages = str(oracle or getattr(args, "pipeline_schedule", "1f1b")).partition(":")
-    if kind == "wpipe":
-        return "wpipe", 2
-    if kind == "pipedream":
-        return "pipedream", int(stages or args.pipeline_model_parallel_size)
-    return "uniform", 1
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from megatron_async.optim import settings
 from megatron_async.optim.algorithms import catalogue
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
+from megatron_async.schedules import schedule_of
 
 _SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ")
 """Objections of Megatron's that our rules state in more words: number of processes, saves without an interval."""
@@ -49,8 +50,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems += _fixed_on_cpu(args)
     args.device, args.device_sentence = device, device_sentence
     args.optimizer_for = args.optimizer_for or []
-    if args.pipeline_schedule == "wpipe" and args.num_virtual_stages_per_pipeline_rank is None:
-        args.num_virtual_stages_per_pipeline_rank = 2
+    chunks = schedule_of(args).chunks
+    if chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None:
+        args.num_virtual_stages_per_pipeline_rank = chunks
     rank_from_environment(args)
     if args.dry_run:
         dry_run.complete(args)

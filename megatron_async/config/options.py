@@ -20,9 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pipeline-schedule",
         default="1f1b",
         choices=tuple(SCHEDULES),
-        help="1f1b: Megatron-Core's synchronous schedule. 2bw: no bubble, gradients one update old. 2bw-eager: as 2bw, "
-        "hides slow transfers, nearly twice the activations. wpipe: one update old in the first half of the layers. "
-        "pipedream: P-1-s updates old on stage s of P.",
+        help=". ".join(f"{schedule.name}: {schedule.summary}" for schedule in SCHEDULES.values()) + ".",
     )
     option(
         "--gradient-delay",

@@ -3,17 +3,15 @@
 
 import argparse
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, MegatronOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
 
@@ -69,59 +67,35 @@ def flat_parts(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, tor
 
 
 @torch.no_grad()
-def publish_weights(optimizer: MegatronOptimizer) -> None:
-    """Copy the master weights into the model on every data-parallel rank, as the end of an optimizer step does."""
-    for inner in inner_optimizers(optimizer):
-        if isinstance(inner, DistributedOptimizer | Float16OptimizerWithFloat16Params):
-            inner._copy_main_params_to_model_params()
-        if isinstance(inner, DistributedOptimizer):
-            for chunk in inner.model_chunks:
-                chunk.start_param_sync(force_sync=True)
-    for member in (optimizer, *members(optimizer)):
-        if isinstance(member, LayerWiseDistributedOptimizer):
-            member.allgather_params()
+def publish_weights(optimizer: MegatronOptimizer, *, gather_now: bool = False) -> None:
+    """Copy the master weights into the model on every data-parallel rank: the second half of Megatron's step.
 
-
-def step_unless_not_finite(
-    optimizer: MegatronOptimizer, groups: list[list[torch.Tensor]] | None = None
-) -> tuple[list[bool], float]:
-    """Megatron's optimizer step, left out where the gradient's norm is not finite.
-
-    The parts of `ChainedOptimizer.step` in their order, with one check between them.
+    As `step_with_ready_grads` of its optimizers, but chunks that two optimizers share are gathered once.
 
     Args:
-        optimizer: its gradients are reduced already.
-        groups: parameters of the optimizer that are clipped, and skipped, by a norm of their own; one process only.
-
-    Returns:
-        Whether each group (or, without groups, everything) was skipped, and the global norm before clipping.
+        gather_now: gather even where `--overlap-param-gather` leaves it to the next forward.
     """
-    if optimizer.prepare_grads():  # fp16: the loss scaler found an overflow
-        return [True] * len(groups or [[]]), math.nan
-    if groups is None:
-        norm = float(optimizer.get_grad_norm())
-        if not math.isfinite(norm):
-            return [True], math.nan
-        for inner in inner_optimizers(optimizer):
-            if inner.config.clip_grad > 0 and (params := inner.get_parameters()):
-                clip_grad_by_total_norm_fp32(params, inner.config.clip_grad, norm)
-        optimizer.step_with_ready_grads()
-        return [False], norm
-    norms = [_clip_or_forget(group, optimizer.config.clip_grad) for group in groups]
-    optimizer.step_with_ready_grads()
-    skipped = [not math.isfinite(norm) for norm in norms]
-    return skipped, math.nan if any(skipped) else math.hypot(*norms)
+    chunks: dict[int, Any] = {}
+    for inner in inner_optimizers(optimizer):
+        _copy_masters(inner)
+        if isinstance(inner, DistributedOptimizer) and (gather_now or not inner.ddp_config.overlap_param_gather):
+            chunks |= {id(chunk): chunk for chunk in inner.model_chunks}
+    for chunk in chunks.values():
+        chunk.start_param_sync(force_sync=gather_now)
+    for member in (optimizer, *members(optimizer)):
+        if isinstance(member, LayerWiseDistributedOptimizer) and (gather_now or not member.overlap_param_gather):
+            if member.use_buffer_param_sync:
+                member.start_param_sync_for_bucket_group_subset()
+            else:
+                member.allgather_params()
 
 
-def _clip_or_forget(params: list[torch.Tensor], clip_grad: float) -> float:
-    """Clip one group by its own norm; forget its gradients, so that no optimizer touches it, if that is not finite."""
-    norm = math.sqrt(sum(float(param.grad.double().square().sum()) for param in params if param.grad is not None))
-    if not math.isfinite(norm):
-        for param in params:
-            param.grad = None
-    elif clip_grad > 0 and params:
-        clip_grad_by_total_norm_fp32(params, clip_grad, norm)
-    return norm
+def _copy_masters(inner: MegatronOptimizer) -> None:
+    if inner.config.reuse_grad_buf_for_mxfp8_param_ag and hasattr(inner, "_copy_main_params_to_param_buffer"):
+        if not inner.config.overlap_param_gather:
+            inner._copy_main_params_to_param_buffer()
+    elif hasattr(inner, "_copy_main_params_to_model_params"):
+        inner._copy_main_params_to_model_params()
 
 
 def master_of(param: torch.nn.Parameter) -> torch.Tensor:

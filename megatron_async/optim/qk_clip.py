@@ -22,7 +22,6 @@ weights. What optimizers and corrections remember (momentum, the previous update
 
 import argparse
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +30,9 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megatron_async.mcore.model import softmax_attentions
-from megatron_async.mcore.optimizer import flat_parts, inner_optimizers, master_of
+from megatron_async.mcore.optimizer import flat_parts, master_of
 from megatron_async.optim.roles import qkv_rows
+from megatron_async.optim.step import Piece, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,7 @@ class _Target:
 
 
 class QkClip:
-    """Lets the steps of a Megatron optimizer end with the clip of what they have stepped on.
-
-    Make it after the optimizer's correction: the clip comes last.
+    """The last part of an optimizer step: clips query and key projections by the logits of the batch.
 
     Args:
         chunks: the optimizer's model chunks.
@@ -117,44 +115,28 @@ class QkClip:
     def __init__(self, chunks: Sequence[Any], optimizer: MegatronOptimizer, rule: ClipRule) -> None:
         attentions = softmax_attentions(chunks)
         self._rule = rule
-        self._factors: Tensor | None = None
         self._targets = _targets(attentions, optimizer)
+        self._context: StepContext | None = None
+        self._factors: Tensor | None = None
         if attentions:
             self._groups = attentions[0].num_query_groups_per_partition
             self._rows = qkv_rows(attentions[0].config)
-        for inner in inner_optimizers(optimizer):
-            if any(id(param) in self._targets for param in _params(inner.optimizer)):
-                self._end_steps(inner.optimizer)
 
-    @contextmanager
-    def by(self, maxima: Tensor) -> Iterator[None]:
-        """Inside, steps end with a clip by these maxima, [softmax attentions, heads of this rank]."""
-        if maxima.numel():
-            self._factors = row_factors(maxima, self._groups, self._rows, self._rule)
-        try:
-            yield
-        finally:
-            self._factors = None
-
-    def _end_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        # Around the step and not a hook of it: hooks also run where a step is only tried out.
-        step = optimizer.step
-
-        def step_and_clip(closure: Any = None) -> Any:
-            result = step(closure)
-            self._clip(optimizer)
-            return result
-
-        optimizer.step = step_and_clip  # type: ignore[method-assign]
-
-    @torch.no_grad()
-    def _clip(self, optimizer: torch.optim.Optimizer) -> None:
+    def __call__(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, after the correction. Parameters without a gradient were skipped and stay."""
+        if context is not self._context:
+            self._context, self._factors = context, self._row_factors(context.logits)
         if self._factors is None:
             return
-        for param in _params(optimizer):
+        for param in piece.params:
             target = self._targets.get(id(param))
             if target is not None and _has_gradient(param):
                 param.detach().mul_(target.factors(self._factors, param))
+
+    def _row_factors(self, maxima: Tensor | None) -> Tensor | None:
+        if maxima is None or not maxima.numel():
+            return None
+        return row_factors(maxima, self._groups, self._rows, self._rule)
 
 
 def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[int, _Target]:
@@ -172,11 +154,6 @@ def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[in
         if id(param) in projections
     }
     return whole | parts
-
-
-def _params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _has_gradient(param: Tensor) -> bool:

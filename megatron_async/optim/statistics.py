@@ -1,19 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Sizes of updates, by role, and of what a correction adds to them; in the oracle, how stale updates are.
+"""Sizes of updates by role, and of the correction's part in them.
 
 Everything is summed on the device while the optimizers step, and travels in the background.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_async.optim.corrections import Correction, step_in_pieces
-from megatron_async.optim.corrections.pieces import whole
 from megatron_async.optim.roles import role_names
+from megatron_async.optim.step import Piece, StepContext
 from megatron_async.pipeline.host import ReducedValues
 
 
@@ -41,44 +40,54 @@ class PendingStatistics:
 
 
 class UpdateStatistics:
-    """Measures every `interval`-th step of the optimizers.
+    """Measures the update of every `interval`-th batch; its three methods are parts of an optimizer step.
 
-    An update is the whole change of the master weights, correction included. The correction is what comes after the
+    An update is the whole change of the master weights, correction included. The correction is the change after the
     optimizer's own step: k (u_b - u_(b-1)) for error feedback, k v for weight prediction, nothing for corrections of
-    the gradient. QK-clip comes later and is in neither. While a measured step runs, two copies of a piece are alive.
+    the gradient. QK-clip comes later and is in neither. Two copies of a piece are alive while it is stepped.
 
     Args:
-        optimizers: torch optimizers. Make this before their correction, and call `close` after it, so that the hooks
-            come in the right order.
-        roles: parameter -> its role.
-        group: process group of its own, over all ranks.
+        interval: batches between measurements.
+        roles: master parameter -> its role.
+        group: process group of its own, over all ranks; None for one process.
         device: where to sum.
     """
 
     def __init__(
-        self,
-        optimizers: Iterable[torch.optim.Optimizer],
-        roles: Mapping[Tensor, str],
-        group: dist.ProcessGroup | None,
-        device: torch.device,
+        self, interval: int, roles: Mapping[Tensor, str], group: dist.ProcessGroup | None, device: torch.device
     ) -> None:
-        self._optimizers = list(optimizers)
+        self._interval = interval
         self._index = {id(param): role_names().index(role) for param, role in roles.items()}
         self._group, self._device = group, device
         self._sums = self._zeros()
         self._before: list[Tensor] = []
         self._plain: list[Tensor] = []
-        self.active = False
-        """Whether the next step is measured."""
-        for optimizer in self._optimizers:
-            step_in_pieces(optimizer)
-            optimizer.register_step_pre_hook(self._at_start)
-            optimizer.register_step_post_hook(self._uncorrected)
 
-    def close(self) -> None:
-        """Register the last hook: the correction has been made."""
-        for optimizer in self._optimizers:
-            optimizer.register_step_post_hook(self._at_end)
+    def measures(self, batch: int) -> bool:
+        """Whether the update of a batch is measured."""
+        return (batch + 1) % self._interval == 0
+
+    def at_start(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, before anything else."""
+        if self.measures(context.batch):
+            self._before = [param.detach().clone() for param in piece.params]
+
+    def after_step(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, after the optimizer's own."""
+        if self.measures(context.batch):
+            self._plain = [param.detach().clone() for param in piece.params]
+
+    def at_end(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, after the correction."""
+        if not self.measures(context.batch):
+            return
+        roles = len(role_names())
+        for param, before, plain in zip(piece.params, self._before, self._plain, strict=True):
+            index = self._index[id(param)]
+            self._sums[index] += before.sub_(param.detach()).square().sum()
+            self._sums[roles + index] += param.numel()
+            self._sums[-1] += plain.sub_(param.detach()).square().sum()
+        self._before, self._plain = [], []
 
     def reduce(self) -> PendingStatistics:
         """Sum over all ranks what was measured since the last call, without waiting. Collective."""
@@ -88,79 +97,3 @@ class UpdateStatistics:
 
     def _zeros(self) -> Tensor:
         return torch.zeros(2 * len(role_names()) + 1, dtype=torch.float32, device=self._device)
-
-    @torch.no_grad()
-    def _at_start(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.active:
-            self._before = [param.detach().clone() for param in _params(optimizer)]
-
-    @torch.no_grad()
-    def _uncorrected(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.active:
-            self._plain = [param.detach().clone() for param in _params(optimizer)]
-
-    @torch.no_grad()
-    def _at_end(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.active:
-            return
-        roles = len(role_names())
-        for param, before, plain in zip(_params(optimizer), self._before, self._plain, strict=True):
-            index = self._index[id(whole(param))]
-            self._sums[index] += before.sub_(param.detach()).square().sum()
-            self._sums[roles + index] += param.numel()
-            self._sums[-1] += plain.sub_(param.detach()).square().sum()
-        self._before, self._plain = [], []
-
-
-def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-@torch.no_grad()
-def trial_update(optimizers: Sequence[torch.optim.Optimizer], correction: Correction | None) -> list[Tensor]:
-    """The update that the present gradients would give, before any correction; everything is put back.
-
-    Returns:
-        Weights before minus weights after for every parameter, in the optimizers' order.
-    """
-    params = [param for optimizer in optimizers for param in _params(optimizer)]
-    weights = [param.detach().clone() for param in params]
-    states = [_copy_of_state(optimizer) for optimizer in optimizers]
-    for optimizer in optimizers:
-        if correction is None:
-            type(optimizer).step(optimizer)
-        else:
-            with correction.paused():
-                type(optimizer).step(optimizer)
-    updates = [before - param.detach() for before, param in zip(weights, params, strict=True)]
-    for param, before in zip(params, weights, strict=True):
-        param.detach().copy_(before)
-    for optimizer, state in zip(optimizers, states, strict=True):
-        optimizer.state.clear()
-        optimizer.state.update(state)
-    return updates
-
-
-def _copy_of_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
-    return {
-        param: {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
-        for param, state in optimizer.state.items()
-    }
-
-
-def staleness(stale: Sequence[Tensor], fresh: Sequence[Tensor]) -> dict[str, float]:
-    """Cosine between two updates and the norm of their difference over that of the fresh one.
-
-    arXiv 2606.30634, figures 17 and 18.
-    """
-    product = sum(float((a * b).sum()) for a, b in zip(stale, fresh, strict=True))
-    stale_norm, fresh_norm, difference = (
-        sum(float(x.square().sum()) for x in tensors) ** 0.5
-        for tensors in (stale, fresh, [a - b for a, b in zip(stale, fresh, strict=True)])
-    )
-    if not stale_norm or not fresh_norm:
-        return {"stale_update_cosine": float("nan"), "stale_update_relative_error": float("nan")}
-    return {
-        "stale_update_cosine": product / (stale_norm * fresh_norm),
-        "stale_update_relative_error": difference / fresh_norm,
-    }

@@ -79,21 +79,19 @@ class MicrobatchStep:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """How the training loop takes part; none of these may wait for another rank.
+    """The training loop's part in a schedule; none of these may wait for another rank.
 
     Attributes:
         losses: called on the last stage when the forwards of a batch are done, with Megatron's loss dictionaries.
-        before_update: called just before the update of a chunk and batch.
+        action: called before each action with its kind (F, B, R, U) and batch.
         shared: numbers to be summed over all ranks with the reductions of a chunk and batch.
         updated: called after each update; may return a batch after which the segment ends early.
-        computes: called before each forward and backward, with the number of the batch that it is for.
     """
 
     losses: Callable[[int, Sequence[dict[str, torch.Tensor]]], None]
-    before_update: Callable[[int, int], None]
+    action: Callable[[str, int], None]
     shared: Callable[[int, int], Sequence[float]]
     updated: Callable[[UpdateReport], int | None]
-    computes: Callable[[int], None] = lambda batch: None
 
 
 class StageFailure(RuntimeError):
@@ -181,7 +179,7 @@ class Executor:
             source.requires_grad_()
         chunk.weights.use(action.version)
         chunk.count_for(batch)
-        self._hooks.computes(batch)
+        self._hooks.action(action.kind, batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("F", **labels):
             output, tokens = megatron_forward_step(
@@ -216,7 +214,7 @@ class Executor:
         chunk.weights.use(action.version)
         chunk.gradients.use(batch)
         chunk.count_for(batch)
-        self._hooks.computes(batch)
+        self._hooks.action(action.kind, batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("B", **labels):
             source_gradient = backward_step(source, output, gradient, self._config)
@@ -224,13 +222,16 @@ class Executor:
             self._links.backward.send(source_gradient)
 
     def _reduce(self, action: Reduce) -> None:
+        self._hooks.action(action.kind, action.batch)
         chunk = self._chunks[action.chunk]
         chunk.update.start(
             action.batch, chunk.tokens.pop(action.batch, None), self._hooks.shared(action.chunk, action.batch)
         )
 
     def _apply(self, action: Update) -> int | None:
-        self._hooks.before_update(action.chunk, action.batch)
+        self._hooks.action(action.kind, action.batch)
+        update = self._chunks[action.chunk].update
+        update.wait(action.batch)
         with self._timeline.span("U", batch=action.batch, version=action.batch + 1, chunk=action.chunk):
-            report = self._chunks[action.chunk].update.apply(action.batch)
+            report = update.apply(action.batch)
         return self._hooks.updated(report)

@@ -5,7 +5,7 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from megatron_async.schedules import SCHEDULES, is_delayed
+from megatron_async.schedules.arguments import is_delayed, schedule_of
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -24,13 +24,14 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
             f"{args.micro_batch_size} x data-parallel size {args.data_parallel_size} = {per_step}."
         )
     microbatches, stages = args.global_batch_size // per_step, args.pipeline_model_parallel_size
-    if args.pipeline_schedule == "pipedream" and microbatches != 1:
+    definition = schedule_of(args)
+    if definition.update_per_microbatch and microbatches != 1:
         yield (
-            "--pipeline-schedule pipedream updates after every micro-batch, so a batch is one micro-batch: "
+            f"--pipeline-schedule {definition.name} updates after every micro-batch, so a batch is one micro-batch: "
             f"--global-batch-size must be --micro-batch-size {args.micro_batch_size} x data-parallel size "
             f"{args.data_parallel_size} = {per_step}, not {args.global_batch_size}."
         )
-    least = SCHEDULES[args.pipeline_schedule].least_microbatches(stages)
+    least = definition.least_microbatches(stages)
     if microbatches < least:
         yield (
             f"--pipeline-schedule {args.pipeline_schedule} needs at least {least} micro-batches per batch: "
@@ -43,17 +44,18 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
 
 def _layout(args: argparse.Namespace) -> Iterator[str]:
     stages = args.pipeline_model_parallel_size
-    if args.pipeline_schedule != "1f1b" and stages < 2:
+    definition = schedule_of(args)
+    if definition.delayed and stages < 2:
         yield (
             f"--pipeline-schedule {args.pipeline_schedule} needs at least 2 pipeline stages, "
             f"--pipeline-model-parallel-size is {stages}. Raise it, or use --gradient-delay 1 to emulate the delay in "
             "one process."
         )
-    chunks = 2 * stages if args.pipeline_schedule == "wpipe" else stages
+    chunks = definition.chunks * stages
     if args.num_layers is not None and args.num_layers % chunks != 0 and not _uneven(args):
         yield (
             f"--num-layers {args.num_layers} cannot be split evenly over --pipeline-model-parallel-size {stages}"
-            f"{' with two virtual stages each' if chunks != stages else ''}. "
+            f"{f' with {definition.chunks} virtual stages each' if chunks != stages else ''}. "
             "Change one of them, or give an uneven split (--decoder-first-pipeline-num-layers, "
             "--decoder-last-pipeline-num-layers or --pipeline-model-parallel-layout)."
         )
@@ -85,8 +87,9 @@ def _uneven(args: argparse.Namespace) -> bool:
 
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
+    definition = schedule_of(args)
     virtual = args.num_layers_per_virtual_pipeline_stage is not None or (
-        args.num_virtual_stages_per_pipeline_rank not in ((2,) if args.pipeline_schedule == "wpipe" else (None,))
+        args.num_virtual_stages_per_pipeline_rank != (definition.chunks if definition.chunks > 1 else None)
     )
     balancing = args.moe_router_load_balancing_type
     rules = {
@@ -117,21 +120,19 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
             args.cuda_graph_impl != "none"
         ),
     }
-    if args.pipeline_schedule == "wpipe":
+    if not definition.tied_embeddings:
         rules[
-            "tied embeddings: the input embedding is delayed and the head is not; add "
+            "tied embeddings: the input embedding and the head have different delays; add "
             "--untie-embeddings-and-output-weights"
         ] = not args.untie_embeddings_and_output_weights
-    if args.pipeline_schedule == "pipedream":
-        rules[
-            "tied embeddings: first and last stage have different delays; add --untie-embeddings-and-output-weights"
-        ] = not args.untie_embeddings_and_output_weights
-        rules["--num-experts: untested; use a dense model"] = args.num_experts is not None
-        rules["--use-distributed-optimizer: untested; leave it out"] = args.use_distributed_optimizer
-        rules[
-            "--calculate-per-token-loss: an update follows every micro-batch, before the batch's number of tokens is "
-            "known; leave it out"
-        ] = args.calculate_per_token_loss
+    features = {
+        "experts": ("--num-experts", args.num_experts is not None),
+        "distributed optimizer": ("--use-distributed-optimizer", args.use_distributed_optimizer),
+        "per-token loss": ("--calculate-per-token-loss", args.calculate_per_token_loss),
+    }
+    for feature, reason in definition.unsupported.items():
+        flag, given = features[feature]
+        rules[f"{flag}: {reason}"] = given
     schedule = (
         "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
     )

@@ -11,11 +11,9 @@ to rank. They have groups to themselves, one set for each chunk, and batches tak
 of one batch or chunk could be added to those of another.
 """
 
-import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +24,9 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from megatron_async.mcore.model import tied_embedding
-from megatron_async.mcore.optimizer import norm_groups
+from megatron_async.mcore.optimizer import norm_groups, publish_weights
 from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
+from megatron_async.optim.step import MasterStep, StepContext, clip_factor
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.groups import own_groups
 from megatron_async.pipeline.host import HostValues
@@ -35,9 +34,6 @@ from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
-
-# Megatron adds this to the norm before it divides (core/optimizer/clip_grads.py).
-_CLIP_EPSILON = 1.0e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,6 @@ class UpdateReport:
     skipped: bool
     shared: tuple[float, ...]
     logits: torch.Tensor | None = None
-
-
-ClipBy = Callable[[torch.Tensor], AbstractContextManager[None]]
-"""Largest attention logits -> a context in which optimizer steps end with a clip by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,9 @@ class DeferredUpdate:
         chunk: the chunk, wrapped by Megatron's DistributedDataParallel.
         optimizer: Megatron's optimizer of the chunk and nothing else.
         weights, gradients, routers, logits: what a batch changes and accumulates.
+        master_step: steps the master weights through an explicit list of parts.
+        corrected: number of a batch -> whether the correction of the delay applies to its update.
         rule: clipping and normalization.
-        clip_by: QK-clip, for a run with it.
     """
 
     def __init__(
@@ -106,12 +99,13 @@ class DeferredUpdate:
         gradients: GradientGenerations,
         routers: RouterBiases,
         logits: LogitMaxima | None,
+        master_step: MasterStep,
+        corrected: Callable[[int], bool],
         rule: UpdateRule,
-        clip_by: ClipBy | None = None,
     ) -> None:
         self._index, self._chunk, self._optimizer = index, chunk, optimizer
         self._weights, self._gradients, self._routers, self._rule = weights, gradients, routers, rule
-        self._logits, self._clip_by = logits, clip_by
+        self._logits, self._master_step, self._corrected = logits, master_step, corrected
         self._model_params = tuple(chunk.parameters())
         self._tied_embedding = tied_embedding(chunk)
         self._members = [
@@ -142,9 +136,12 @@ class DeferredUpdate:
             if not reduction.done:
                 return
 
-    def apply(self, batch: int) -> UpdateReport:
-        """Clip, step and publish the next weight version; the reductions must be done by now, else wait."""
+    def wait(self, batch: int) -> None:
+        """Wait for the reductions of `batch`; in steady state they are done by now."""
         self._in_flight.pop(batch).finish()
+
+    def apply(self, batch: int) -> UpdateReport:
+        """Clip, step and publish the next weight version, after `wait`."""
         values = self._results.pop(batch).read()
         squares, sums = values[: len(self._groups)], values[len(self._groups) :] or self._late_sums(batch)
         tokens, shared = sums[0] if sums else 0.0, sums[1:]
@@ -156,7 +153,8 @@ class DeferredUpdate:
         if skipped:
             self._routers.forget(batch)
         else:
-            self._step(batch, scale * self._clip_factor(grad_norm), logits)
+            factor = scale * clip_factor(grad_norm, self._rule.clip_grad)
+            self._step(StepContext(batch, factor, self._corrected(batch), logits))
         self._weights.publish_next(batch + 1)
         self._gradients.clear(batch)
         return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared), logits)
@@ -169,27 +167,17 @@ class DeferredUpdate:
         work.wait()
         return HostValues(sums).read()
 
-    def _clip_factor(self, grad_norm: float) -> float:
-        limit = self._rule.clip_grad
-        return min(1.0, limit / (grad_norm + _CLIP_EPSILON)) if limit > 0 else 1.0
-
     @torch.no_grad()
-    def _step(self, batch: int, factor: float, logits: torch.Tensor | None) -> None:
-        clipped = self._clip_by(logits) if self._clip_by and logits is not None else contextlib.nullcontext()
-        with self._gradients.reading(batch):
+    def _step(self, context: StepContext) -> None:
+        with self._gradients.reading(context.batch):
             self._optimizer.prepare_grads()
-            if factor != 1.0:
-                torch._foreach_mul_(self._gradients_of_masters(), factor)
             # Graphs in flight were recorded with other storage behind these parameters; an in-place step on them is
             # no change to what those graphs saved, so it must not count as one.
-            with _unsafe_preserve_version_counter(self._model_params), clipped:
-                self._optimizer.step_with_ready_grads()
+            with _unsafe_preserve_version_counter(self._model_params):
+                self._master_step(context)
+                publish_weights(self._optimizer)
             self._optimizer.zero_grad()
-        self._routers.apply(batch)
-
-    def _gradients_of_masters(self) -> list[torch.Tensor]:
-        params = (param for inner, _ in self._members for param in inner.get_parameters())
-        return [param.grad for param in params if param.grad is not None]
+        self._routers.apply(context.batch)
 
     @torch.no_grad()
     def _reduce(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> Steps:

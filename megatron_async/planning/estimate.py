@@ -10,6 +10,7 @@ from megatron_async.planning import memory
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage, active, count_by_kind, stages
 from megatron_async.schedules import Schedule, SimulationResult, StageCosts, make_schedule, simulate
+from megatron_async.schedules.arguments import schedule_of
 
 # Of a device, in use: 40 % of an H100's 989 TFLOP/s in dense bf16 (its data sheet), which large dense models reach.
 # Models with small experts reach less.
@@ -62,7 +63,7 @@ def plan(args: argparse.Namespace, flops_per_second: float | None = None) -> Pla
     by_kind = count_by_kind(parameter for stage in parts for parameter in stage.parameters)
     flops = float(num_floating_point_operations(args, 1))
     microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
-    batches = _BATCHES if args.pipeline_schedule != "pipedream" else _BATCHES * args.pipeline_model_parallel_size
+    batches = _BATCHES * (args.pipeline_model_parallel_size if schedule_of(args).update_per_microbatch else 1)
     schedule = make_schedule(
         args.pipeline_schedule,
         stages=args.pipeline_model_parallel_size,
@@ -110,7 +111,7 @@ def _multiplied(args: argparse.Namespace, parameter: Parameter) -> float:
 
 def _seconds_per_batch(args: argparse.Namespace, schedule: Schedule, simulated: SimulationResult) -> float:
     """1F1B fills and drains in every batch; the others go at the pace of their slowest stage."""
-    if args.pipeline_schedule == "1f1b":
+    if not schedule_of(args).delayed:
         return simulated.makespan / schedule.batches
     slowest = max(range(schedule.stages), key=lambda rank: simulated.busy[rank])
     return simulated.busy[slowest] / schedule.batches / simulated.steady_busy_share[slowest]

@@ -9,6 +9,7 @@ from megatron_async.optim.algorithms.catalogue import OPTIMIZERS
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
 from megatron_async.schedules import SimulationResult
+from megatron_async.schedules.arguments import is_delayed
 
 KINDS = (
     "weights",
@@ -36,7 +37,6 @@ def stage_bytes(
         activations: of this run.
     """
     weight = 2 if args.bf16 or args.fp16 else _FP32
-    delayed = args.pipeline_schedule != "1f1b" or args.gradient_delay is not None
     versions = simulated.weight_versions[index]
     held = [sum(parameter.local for parameter in chunk.parameters) for chunk in stage.chunks]
     total, last = sum(held), index == args.pipeline_model_parallel_size - 1
@@ -45,7 +45,7 @@ def stage_bytes(
         "weights": weight * total,
         "second_weight_version": weight * sum(size * (count - 1) for size, count in zip(held, versions, strict=False)),
         "gradients": _FP32 * total,
-        "second_gradient_generation": _FP32 * total if delayed else 0,
+        "second_gradient_generation": _FP32 * total if is_delayed(args) else 0,
         "optimizer_state": _sharded(args, stage.parameters, lambda parameter: _state_bytes(args, parameter)),
         "error_feedback": _sharded(args, stage.parameters, lambda parameter: _FP32 * parameter.local)
         if args.staleness_correction == "error-feedback"

@@ -5,6 +5,8 @@ import argparse
 import math
 import os
 
+from megatron_async.schedules.arguments import schedule_of
+
 
 def complete(args: argparse.Namespace) -> None:
     """Fill in, before Megatron's checks, what a real run would have to say; each choice is noted for the output.
@@ -26,7 +28,7 @@ def complete(args: argparse.Namespace) -> None:
         notes.append("--micro-batch-size was not given: 1")
     if args.global_batch_size is None:
         per_step = args.micro_batch_size * replicas
-        pipelined = 1 if args.pipeline_schedule == "pipedream" else 2 * args.pipeline_model_parallel_size
+        pipelined = 1 if schedule_of(args).update_per_microbatch else 2 * args.pipeline_model_parallel_size
         args.global_batch_size = per_step * pipelined
         notes.append(f"--global-batch-size was not given: {args.global_batch_size}, twice the stages in micro-batches")
     if args.vocab_size is None and args.padded_vocab_size is None:

@@ -1,10 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The reference of every delayed schedule: a delay emulated in one process, with plain copies of the weights.
+"""The delay oracle: a delay emulated in one process, with plain copies of the weights.
 
-A parameter with delay d has its gradient of batch b taken at its version b - d, or at the first one of the delayed
-phase where that is younger, while the update is applied to the newest version. Nothing here is shared with the
-pipeline's own weight versions. Delays by parameter emulate the schedules: 1 for all is 2BW, 1 for the first half of
-the layers and 0 for the second is WPipe, P-1-s for stage s is the original PipeDream.
+A parameter with delay d has its gradient of batch b taken at its version b - d, or at the first version of the delayed
+phase where that is newer. The update is applied to the newest version. Nothing here is shared with the pipeline's own
+weight versions. Delays by part of the layers emulate each schedule.
 """
 
 from collections import deque
@@ -17,8 +16,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.mcore.optimizer import inner_optimizers, mark_delay, master_of
 from megatron_async.models.naming import layer_of
-
-LARGEST_DELAY = 64
+from megatron_async.schedules.arguments import oracle_delays
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Group:
     biases: tuple[torch.Tensor, ...] = ()
 
 
-class Oracle:
+class DelayOracle:
     """Lets a synchronous training step take its gradients at older weights.
 
     Args:
@@ -127,56 +125,32 @@ class Oracle:
         ]
 
 
-def problem(value: str, layers: int | None) -> str | None:
-    """What is wrong with a value of `--gradient-delay`, or None."""
-    kind, _, number = value.partition(":")
-    if value.isdecimal() and int(value) <= LARGEST_DELAY:
-        return None
-    if value == "wpipe":
-        return (
-            None
-            if layers is None or layers % 2 == 0
-            else f"--gradient-delay wpipe halves {layers} layers: give an even number."
-        )
-    if kind == "pipedream" and number.isdecimal() and int(number) >= 1:
-        even = layers is None or layers % int(number) == 0
-        return None if even else f"--gradient-delay {value} cannot divide {layers} layers among {number} stages evenly."
-    return (
-        f"--gradient-delay {value}: must be a whole number from 0 to {LARGEST_DELAY}, 'wpipe', or 'pipedream:P' with a "
-        "number P of stages."
-    )
-
-
-def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: bool = False) -> Oracle:
-    """The oracle `--gradient-delay value` of a model that is whole in this process.
+def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: bool = False) -> DelayOracle:
+    """The delay oracle of a model that is whole in this process.
 
     Args:
-        value: accepted by `problem`.
+        value: of `--gradient-delay`, see `schedules.arguments`.
         model: unwrapped.
         layers: number of its layers.
         undelayed_head: give the output projection, the embedding where they are tied, fresh gradients; `value` must
             be a number then.
     """
     if undelayed_head:
-        head = (
-            "output_layer."
-            if any(name.startswith("output_layer.") for name, _ in model.named_parameters())
-            else ("embedding.word_embeddings.")
-        )
+        names = [name for name, _ in model.named_parameters()]
+        untied = any(name.startswith("output_layer.") for name in names)
+        head = "output_layer." if untied else "embedding.word_embeddings."
         fresh = [param for name, param in model.named_parameters() if name.startswith(head)]
         others = [param for name, param in model.named_parameters() if not name.startswith(head)]
         delayed = Group(tuple(others), int(value), tuple(_biases(model).values()))
-        return Oracle([delayed, Group(tuple(fresh), 0)], one_norm=True)
-    if value.isdecimal():
-        return Oracle([Group(tuple(model.parameters()), int(value), tuple(_biases(model).values()))])
-    stages = 2 if value == "wpipe" else int(value.partition(":")[2])
-    members: list[list[torch.nn.Parameter]] = [[] for _ in range(stages)]
-    biases: list[list[torch.Tensor]] = [[] for _ in range(stages)]
+        return DelayOracle([delayed, Group(tuple(fresh), 0)], one_norm=True)
+    delays = oracle_delays(value)
+    members: list[list[torch.nn.Parameter]] = [[] for _ in delays]
+    biases: list[list[torch.Tensor]] = [[] for _ in delays]
     for name, param in model.named_parameters():
-        members[layer_of(name, layers) * stages // layers].append(param)
+        members[layer_of(name, layers) * len(delays) // layers].append(param)
     for name, bias in _biases(model).items():
-        biases[layer_of(name, layers) * stages // layers].append(bias)
-    return Oracle([Group(tuple(members[stage]), stages - 1 - stage, tuple(biases[stage])) for stage in range(stages)])
+        biases[layer_of(name, layers) * len(delays) // layers].append(bias)
+    return DelayOracle([Group(tuple(members[part]), delays[part], tuple(biases[part])) for part in range(len(delays))])
 
 
 def _biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:

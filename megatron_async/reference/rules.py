@@ -4,7 +4,7 @@
 import argparse
 from collections.abc import Iterator
 
-from megatron_async.reference import delay as oracle
+from megatron_async.schedules.arguments import oracle_problem, schedule_of
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _ablations(args: argparse.Namespace) -> Iterator[str]:
 def _oracle(args: argparse.Namespace) -> Iterator[str]:
     if args.gradient_delay is None:
         return
-    if (objection := oracle.problem(args.gradient_delay, args.num_layers)) is not None:
+    if (objection := oracle_problem(args.gradient_delay, args.num_layers)) is not None:
         yield objection
     if not args.gradient_delay.isdecimal() and args.world_size > 1:
         yield (
@@ -45,7 +45,7 @@ def _oracle(args: argparse.Namespace) -> Iterator[str]:
             "started."
         )
     stages = args.pipeline_model_parallel_size
-    if stages != 1 or args.pipeline_schedule != "1f1b":
+    if stages != 1 or not schedule_of(args).megatron:
         yield (
             f"--gradient-delay emulates a delay without a pipeline, but --pipeline-model-parallel-size is {stages} "
             f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "

@@ -18,11 +18,12 @@ from megatron_async.schedules.actions import (
     stale_versions,
     synchronous_versions,
 )
+from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.schedules.registry import (
     SCHEDULES,
     ScheduleDefinition,
-    is_delayed,
     make_schedule,
+    register,
     schedule_problems,
 )
 from megatron_async.schedules.simulate import SimulationResult, StageCosts, simulate
@@ -44,6 +45,8 @@ __all__ = [
     "delayed_versions",
     "is_delayed",
     "make_schedule",
+    "register",
+    "schedule_of",
     "schedule_problems",
     "simulate",
     "stale_versions",

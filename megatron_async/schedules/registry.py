@@ -1,21 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The schedules by the names that users give."""
 
-import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from megatron_async.schedules import one_f_one_b, pipedream, two_bw, wpipe
-from megatron_async.schedules.actions import (
-    DELAYED_BY_ONE,
-    SYNCHRONOUS,
-    Action,
-    Schedule,
-    VersionRule,
-    stale_versions,
-)
+from megatron_async.schedules.actions import Action, Schedule, VersionRule, stale_versions
 from megatron_async.schedules.shape import overlap_problems, raise_problems, shape_problems
 
 
@@ -34,82 +26,135 @@ class StageActions(Protocol):
     ) -> Iterator[Action]: ...
 
 
-@dataclass(frozen=True, slots=True)
+NormScope = Literal["model", "chunk", "stage"]
+"""Parameters whose gradients are clipped by one norm: the whole model, a chunk of every rank (half of the layers with
+two chunks), or a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDefinition:
-    """What distinguishes one schedule from another.
+    """The traits of a schedule. The rest of the package asks for these and never for a name.
 
     Attributes:
-        name: the name that users give.
-        chunks: virtual stages per rank.
+        name: value of `--pipeline-schedule`.
+        summary: one sentence for `--help`.
         stage_actions: the plan of one stage.
-        chunk_versions: (stages, stage) -> default rule of versions for each chunk; the first is the one that
-            `make_schedule(versions=...)` replaces.
-        version_limits: (stages, stage) -> weight versions that may be alive at once, for each chunk.
-        least_microbatches: stages -> micro-batches that a batch must have where more than one are run.
+        delays: (stages, stage) -> gradient delay in updates of each chunk of that stage. The one place that says so.
+        chunks: virtual stages per rank.
+        norm_scope: which gradients one norm clips.
+        least_microbatches: stages -> fewest micro-batches of a batch that may overlap with the next one.
         untaken_sends: stages -> messages of one direction that may be on their way when a stage sends the next one:
-            of all earlier ones the table proves that the neighbor has taken them.
+            the table proves that the neighbor has taken all earlier ones.
         update_per_microbatch: whether every micro-batch is a batch of its own.
+        tied_embeddings: whether input embedding and output head may share one weight.
+        megatron: whether Megatron-Core's own schedule function runs it.
+        unsupported: features (keys of `config.validate`) that are refused with it, each with the reason.
     """
 
     name: str
-    chunks: int
+    summary: str
     stage_actions: StageActions
-    chunk_versions: Callable[[int, int], tuple[VersionRule, ...]]
-    version_limits: Callable[[int, int], tuple[int, ...]]
+    delays: Callable[[int, int], tuple[int, ...]]
+    chunks: int = 1
+    norm_scope: NormScope = "model"
     least_microbatches: Callable[[int], int] = lambda stages: 1
     untaken_sends: Callable[[int], int] = lambda stages: 2
     update_per_microbatch: bool = False
+    tied_embeddings: bool = True
+    megatron: bool = False
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def delayed(self) -> bool:
+        """Whether some gradient is taken at older weights than it updates."""
+        return any(delay for stage in range(self.chunks + 1) for delay in self.delays(self.chunks + 1, stage))
+
+    def layer_delays(self, stages: int) -> tuple[int, ...]:
+        """Delay of each virtual stage, in the order of the model's layers."""
+        return tuple(self.delays(stages, stage)[chunk] for chunk in range(self.chunks) for stage in range(stages))
+
+    def version_rules(self, stages: int, stage: int) -> tuple[VersionRule, ...]:
+        """Rule of weight versions of each chunk."""
+        return tuple(stale_versions(delay) for delay in self.delays(stages, stage))
+
+    def version_limits(self, stages: int, stage: int) -> tuple[int, ...]:
+        """Weight versions of each chunk that may be alive at once."""
+        return tuple(delay + 1 for delay in self.delays(stages, stage))
 
     def weight_copies(self, stages: int, stage: int) -> float:
         """Most weights that a rank holds, in units of its own; chunks are of one size."""
         return sum(self.version_limits(stages, stage)) / self.chunks
 
 
-def _two_bw(name: str, *, lead: int) -> ScheduleDefinition:
-    """2BW in which each stage runs `lead` forwards more ahead than the next one."""
+def _two_bw(name: str, summary: str, *, lead: int) -> ScheduleDefinition:
+    """2BW in which each stage runs `lead` more forwards ahead than the next one."""
     return ScheduleDefinition(
         name=name,
-        chunks=1,
+        summary=summary,
         stage_actions=partial(two_bw.stage_actions, lead=lead, name=name),
-        chunk_versions=lambda stages, stage: (DELAYED_BY_ONE,),
-        version_limits=lambda stages, stage: (2,),
+        delays=lambda stages, stage: (1,),
         least_microbatches=partial(two_bw.least_microbatches, lead=lead),
         untaken_sends=lambda stages: lead + 1,
     )
 
 
-SCHEDULES: dict[str, ScheduleDefinition] = {
-    definition.name: definition
-    for definition in (
-        ScheduleDefinition(
-            name="1f1b",
-            chunks=1,
-            stage_actions=one_f_one_b.stage_actions,
-            chunk_versions=lambda stages, stage: (SYNCHRONOUS,),
-            version_limits=lambda stages, stage: (1,),
-        ),
-        _two_bw("2bw", lead=1),
-        ScheduleDefinition(
-            name="wpipe",
-            chunks=2,
-            stage_actions=wpipe.stage_actions,
-            chunk_versions=lambda stages, stage: (DELAYED_BY_ONE, SYNCHRONOUS),
-            version_limits=lambda stages, stage: (2, 1),
-            least_microbatches=lambda stages: stages,
-            # Ranks run up to 2P forwards ahead of their backwards.
-            untaken_sends=lambda stages: 2 * stages,
-        ),
-        ScheduleDefinition(
-            name="pipedream",
-            chunks=1,
-            stage_actions=pipedream.stage_actions,
-            chunk_versions=lambda stages, stage: (stale_versions(pipedream.stage_delay(stages=stages, stage=stage)),),
-            version_limits=lambda stages, stage: (stages - stage,),
-            update_per_microbatch=True,
-        ),
-        _two_bw("2bw-eager", lead=2),
+SCHEDULES: dict[str, ScheduleDefinition] = {}
+"""Every schedule by its name."""
+
+
+def register(definition: ScheduleDefinition) -> None:
+    """Make a schedule available under its name, to the command line and to every tool.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if definition.name in SCHEDULES:
+        raise ValueError(f"schedule {definition.name!r} is registered already")
+    SCHEDULES[definition.name] = definition
+
+
+register(
+    ScheduleDefinition(
+        name="1f1b",
+        summary="Megatron-Core's own; a bubble in every batch",
+        stage_actions=one_f_one_b.stage_actions,
+        delays=lambda stages, stage: (0,),
+        megatron=True,
     )
-}
+)
+register(_two_bw("2bw", "no bubble; gradients one step old", lead=1))
+register(
+    ScheduleDefinition(
+        name="wpipe",
+        summary="no bubble; gradients one step old in the first half of the layers only",
+        chunks=2,
+        stage_actions=wpipe.stage_actions,
+        delays=lambda stages, stage: (1, 0),
+        norm_scope="chunk",
+        least_microbatches=lambda stages: stages,
+        # Ranks run up to 2P forwards ahead of their backwards.
+        untaken_sends=lambda stages: 2 * stages,
+        tied_embeddings=False,
+    )
+)
+register(
+    ScheduleDefinition(
+        name="pipedream",
+        summary="the original PipeDream: an update after each micro-batch, gradients P-1-s steps old on stage s",
+        stage_actions=pipedream.stage_actions,
+        delays=lambda stages, stage: (pipedream.stage_delay(stages=stages, stage=stage),),
+        norm_scope="stage",
+        update_per_microbatch=True,
+        tied_embeddings=False,
+        unsupported={
+            "experts": "untested; use a dense model",
+            "distributed optimizer": "untested; leave it out",
+            "per-token loss": "an update follows every micro-batch, before the batch's number of tokens is known; "
+            "leave it out",
+        },
+    )
+)
+register(_two_bw("2bw-eager", "2bw that hides transfers between stages, for nearly twice the activations", lead=2))
 
 
 def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int, first_batch: int = 0) -> list[str]:
@@ -149,7 +194,7 @@ def make_schedule(
         schedule_problems(name, stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
     )
     definition = SCHEDULES[name]
-    rules = [definition.chunk_versions(stages, rank) for rank in range(stages)]
+    rules = [definition.version_rules(stages, rank) for rank in range(stages)]
     if versions is not None:
         rules = [(versions, *own[1:]) for own in rules]
     return Schedule(
@@ -175,11 +220,5 @@ def make_schedule(
         versions=tuple(rules),
         version_limits=tuple(definition.version_limits(stages, rank) for rank in range(stages)),
         microbatches_per_update=1 if definition.update_per_microbatch else microbatches,
-        # A norm over all ranks would make every update of the original PipeDream wait for the slowest stage.
-        reduction_across_ranks=not definition.update_per_microbatch,
+        reduction_across_ranks=definition.norm_scope != "stage",
     )
-
-
-def is_delayed(args: argparse.Namespace) -> bool:
-    """Whether a run computes gradients with older weights than it updates: under a delayed schedule or its oracle."""
-    return args.pipeline_schedule != "1f1b" or args.gradient_delay is not None

@@ -19,6 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.host import ReducedValues
+from megatron_async.training.callbacks import Callback, CompletedBatch
 
 # --moe-router-load-balancing-type, and the name under which Megatron's routers report the loss.
 _LOSSES = {
@@ -53,6 +54,12 @@ class PendingBalance:
     def ready(self) -> bool:
         return self._sums.ready
 
+    @property
+    def tokens(self) -> list[list[float]]:
+        """Tokens of each expert, layer by layer."""
+        values, width = self._sums.read(), len(self._sums.read()) // len(self._layers)
+        return [values[row * width + len(self._losses) : (row + 1) * width] for row in range(len(self._layers))]
+
     def read(self) -> dict[str, Any]:
         """Each loss as its mean over the layers, `expert_imbalance` of the worst layer, `idle_experts` of all layers;
         the same by layer in `moe_layers`."""
@@ -78,7 +85,7 @@ class PendingBalance:
         }
 
 
-class ExpertBalance:
+class ExpertBalance(Callback):
     """Collects what the routers of this rank report, by batch; takes the place of Megatron's tracker of such losses.
 
     Args:
@@ -107,6 +114,13 @@ class ExpertBalance:
             if isinstance(module, TopKRouter) and not module.is_mtp_layer:
                 module.register_forward_hook(self._count)
         use_router_loss_tracker(self)
+
+    def on_action(self, kind: str, batch: int) -> None:
+        if kind in "FB":
+            self.use(batch)
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        batch.pending.append(self.reduce(batch.number))
 
     def use(self, batch: int) -> None:
         """What is reported from now on belongs to `batch`."""

@@ -3,47 +3,70 @@
 
 import statistics
 from collections import deque
+from typing import TYPE_CHECKING
+
+from megatron_async.checkpoint.state import largest
+from megatron_async.training.callbacks import Callback, CompletedBatch
+from megatron_async.training.signals import StopRequests
+
+if TYPE_CHECKING:
+    from megatron_async.training.loop import Loop
 
 
 class TooManySkips(RuntimeError):
     """Updates were skipped again and again; the message names the samples."""
 
 
-class SkippedUpdates:
-    """Counts updates in a row that were left out because a gradient was not finite.
+class StopOnRequest(Callback):
+    """Ends a run early that a signal or the time limit asked to end."""
+
+    def __init__(self, requests: StopRequests) -> None:
+        self._requests = requests
+
+    @property
+    def wants_stop(self) -> bool:
+        return self._requests.requested
+
+
+class SkippedUpdates(Callback):
+    """Ends a run whose updates were skipped several times in a row because a gradient was not finite.
 
     Args:
         limit: number in a row at which training stops.
-        global_batch_size: samples in a batch.
+        global_batch_size: samples of a batch.
     """
 
     def __init__(self, limit: int, global_batch_size: int) -> None:
         self._limit, self._batch_size = limit, global_batch_size
         self._row: list[int] = []
-
-    def skipped(self, batch: int) -> str:
-        """Note that the update of `batch` was left out; return a line for the log."""
-        self._row.append(batch)
-        return (
-            f"iteration {batch + 1}: update skipped, its gradient is not finite; "
-            f"samples {samples(batch, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
-        )
-
-    def applied(self) -> None:
-        """Note that an update was made."""
-        if not self.too_many:
-            self._row.clear()
+        self._loop: Loop | None = None
 
     @property
-    def too_many(self) -> bool:
+    def wants_stop(self) -> bool:
         return len(self._row) >= self._limit
 
-    def error(self, saved: int | None) -> TooManySkips:
-        """Why training stops.
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._loop = loop
 
-        Args:
-            saved: iteration of the newest checkpoint.
-        """
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        if batch.skipped:
+            self._row.append(batch.number)
+            self._note(
+                f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
+                f"{samples(batch.number, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
+            )
+        elif not self.wants_stop:  # batches in flight run to their end; the verdict stays
+            self._row.clear()
+
+    def on_drain(self) -> None:
+        """Raise `TooManySkips` on every rank if one has reached the limit."""
+        if largest(self.wants_stop):
+            assert self._loop is not None
+            self._loop.checkpoints.finish()
+            raise self.error(self._loop.checkpoints.saved)
+
+    def error(self, saved: int | None) -> TooManySkips:
+        """The reason to stop; `saved` is the iteration of the newest checkpoint."""
         if not self._row:
             return TooManySkips("another stage has skipped too many updates in a row; see its message")
         first, last = self._row[0], self._row[-1]
@@ -53,6 +76,10 @@ class SkippedUpdates:
             f"{self._limit}). The newest checkpoint is that of iteration {'none' if saved is None else saved}. Look at "
             "these samples, lower --lr, or start further back with --ckpt-step."
         )
+
+    def _note(self, text: str) -> None:
+        if self._loop is not None:
+            self._loop.note(text)
 
 
 def samples(batch: int, global_batch_size: int, last: int | None = None) -> str:

@@ -5,7 +5,7 @@ import argparse
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
 import megatron_async
+from megatron_async import reference
 from megatron_async.checkpoint import compatibility, folder
-from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.mcore.build import complete_layer_wise, one_optimizer_per_chunk, setup_model_and_optimizer
-from megatron_async.mcore.parallel import initialize, shut_down, undisturbed_random_states
+from megatron_async.mcore.parallel import device, initialize, shut_down, undisturbed_random_states
 from megatron_async.mcore.training import (
     build_train_valid_test_data_iterators,
     get_tensorboard_writer,
@@ -33,78 +34,114 @@ from megatron_async.mcore.training import (
     update_train_iters,
 )
 from megatron_async.models import gpt
-from megatron_async.optim import registry
-from megatron_async.training import trace
+from megatron_async.optim import corrections, registry
+from megatron_async.optim.qk_clip import watches_logits
+from megatron_async.optim.statistics import UpdateStatistics
+from megatron_async.pipeline.delayed import DelayedSteps, activations
+from megatron_async.pipeline.executor import Hooks
+from megatron_async.pipeline.steps import Steps, Training
+from megatron_async.pipeline.synchronous import SynchronousSteps
+from megatron_async.pipeline.timeline import Timeline
+from megatron_async.schedules.arguments import schedule_of
+from megatron_async.schedules.phases import Phases
+from megatron_async.training import expert_balance
+from megatron_async.training.callbacks import Callback
 from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
-from megatron_async.training.faults import TooManySkips
-from megatron_async.training.loop import Loop
-from megatron_async.training.metrics import Metrics, MetricsFile, Scale
+from megatron_async.training.faults import SkippedUpdates, StopOnRequest
+from megatron_async.training.log import Log, MetricsFile
+from megatron_async.training.loop import Loop, Trained
+from megatron_async.training.metrics import LargestLogit, Metrics, Scale
 from megatron_async.training.signals import StopRequests
-from megatron_async.training.steps import activations
+from megatron_async.training.statistics import StalenessValues, StatisticsValues
+from megatron_async.training.trace import TraceFile
 
 
-def pretrain(args: argparse.Namespace, stops: StopRequests) -> int:
-    """Train a GPT as `args` says, from process groups to their end; return the exit status."""
-    loop = build(args, stops)
-    try:
-        status = loop.run()
-        if args.trace_file:
-            trace.write(args.trace_file, loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
-    except (JointError, TooManySkips):  # of every rank, between batches: all numbers will come
-        loop.metrics.close()
-        raise
-    except BaseException:
-        loop.metrics.close(wait=False)
-        raise
-    loop.metrics.close()
+def pretrain(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
+    """Train a GPT, from process groups to their end; return the exit status.
+
+    Args:
+        args: checked arguments.
+        stops: requests to end early.
+        callbacks: further observers.
+    """
+    status = build(args, stops, callbacks).run()
     stops.ignore()
     close()
     return status
 
 
-def build(args: argparse.Namespace, stops: StopRequests | None = None) -> Loop:
-    """Process groups, model, optimizer, data and log of a run, ready to start."""
+def build(
+    args: argparse.Namespace,
+    stops: StopRequests | None = None,
+    callbacks: Sequence[Callback] = (),
+    forward_step: Any = None,
+) -> Loop:
+    """Set up a run: process groups, model, optimizer, data, log.
+
+    Args:
+        args: checked arguments.
+        stops: requests to end early; None makes new ones, with the time limit of `args`.
+        callbacks: further observers. They are called before the log, so they may add values to a batch.
+        forward_step: Megatron's forward step function; None for that of a GPT.
+    """
     _continue_wandb(args)
+    _adjust(args)
+    set_global_variables(args)
+    initialize(args)
+    if args.rank == 0:
+        print(f"> {args.device_sentence}", flush=True)
+    update_train_iters(args)
+    registry.register(args)
+    # Kept with the arguments in every checkpoint: exported tables have as many rows.
+    vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
+    trained = _trained(args, vocabulary)
+    checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
+    checkpoints.prepare()
+    checkpoints.load()
+    with undisturbed_random_states():  # loaders draw from the training's generators
+        train_data, valid_data = data_iterators(args)
+    statistics = _statistics(args, trained)
+    staleness = StalenessValues()
+    forward_step = forward_step or _forward_step(args, trained.model, vocabulary)
+    stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
+    return Loop(
+        args=args,
+        trained=trained,
+        make_steps=partial(_make_steps, args, trained, statistics, staleness, forward_step, train_data),
+        forward_step=forward_step,
+        train_data=train_data,
+        valid_data=valid_data,
+        checkpoints=checkpoints,
+        callbacks=[*_observers(args, trained, statistics, staleness, stops), *callbacks, _metrics(args)],
+    )
+
+
+def _adjust(args: argparse.Namespace) -> None:
+    """Switch off what this loop does in its own way."""
     # This loop never repeats a batch to look for faults of the hardware; Megatron's data iterators would keep every
     # micro-batch of the run for that.
     args.rerun_mode = "disabled"
-    set_global_variables(args)
-    initialize(args)
-    if args.pipeline_schedule != "1f1b":
+    if not schedule_of(args).megatron:
         # The schedule reduces gradients itself, behind the next batch; Megatron's overlap would do it a second time.
         args.overlap_grad_reduce = False
     # A gradient that is not finite is skipped and counted, under every schedule alike; Megatron's own check would
     # stop the run from inside the reduction.
     args.check_for_nan_in_loss_and_grad = False
-    if args.rank == 0:
-        print(f"> {args.device_sentence}", flush=True)
-        if args.emulate_compute_ms is not None:
-            print(f"> EMULATED COMPUTE: stages sleep {args.emulate_compute_ms} ms; losses mean nothing", flush=True)
-    update_train_iters(args)
-    registry.register(args)
-    # Kept with the arguments in every checkpoint: exported tables have as many rows.
-    vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
+
+
+def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
-    with one_optimizer_per_chunk() if args.pipeline_schedule == "wpipe" else contextlib.nullcontext():
+    by_chunk = schedule_of(args).chunks > 1
+    with one_optimizer_per_chunk() if by_chunk else contextlib.nullcontext():
         model, optimizer, scheduler = setup_model_and_optimizer(container)
     complete_layer_wise(optimizer, container.optimizer)
     registry.finish(args, model, optimizer)
-    checkpoints = Checkpoints(args, model, optimizer, scheduler, versions())
-    checkpoints.prepare()
-    checkpoints.load()
-    with undisturbed_random_states():  # loaders draw from the training's generators
-        train_data, valid_data = _data_iterators(args)
-    return Loop(
-        args=args,
+    return Trained(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        forward_step=_forward_step(args, model, vocabulary),
-        train_data=train_data,
-        valid_data=valid_data,
-        checkpoints=checkpoints,
-        stops=stops or StopRequests(minutes=args.exit_duration_in_mins),
-        metrics=_metrics(args),
+        optimizers=list(optimizer.chained_optimizers) if by_chunk else [optimizer],
+        correction=corrections.make(args.staleness_correction, args.correction_strength, optimizer),
     )
 
 
@@ -115,6 +152,69 @@ def _forward_step(args: argparse.Namespace, model: list[Any], vocabulary: int) -
     return EmulatedForwardStep(
         EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
     )
+
+
+def _statistics(args: argparse.Namespace, trained: Trained) -> UpdateStatistics | None:
+    """Statistics of updates, where they are asked for. Collective."""
+    if not args.log_update_statistics:
+        return None
+    roles = registry.roles_of_masters(trained.model, trained.optimizer)
+    return UpdateStatistics(args.log_update_statistics, roles, _group_of_all(), device())
+
+
+def _group_of_all() -> dist.ProcessGroup | None:
+    """A process group of its own over all ranks; None for one process. Collective."""
+    return dist.new_group() if dist.get_world_size() > 1 else None
+
+
+def _make_steps(
+    args: argparse.Namespace,
+    trained: Trained,
+    statistics: UpdateStatistics | None,
+    staleness: StalenessValues,
+    forward_step: Any,
+    train_data: Any,
+    hooks: Hooks,
+    timeline: Timeline,
+) -> Steps:
+    training = Training(
+        args=args,
+        model=trained.model,
+        optimizers=trained.optimizers,
+        forward_step=forward_step,
+        data_iterators=train_data if isinstance(train_data, list) else [train_data],
+        phases=Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters),
+        correction=trained.correction,
+        statistics=statistics,
+        hooks=hooks,
+        timeline=timeline,
+    )
+    if not schedule_of(args).megatron:
+        return DelayedSteps(training, newest_version=args.iteration)
+    if args.gradient_delay is None:
+        return SynchronousSteps(training)
+    return reference.make_steps(training, staleness)
+
+
+def _observers(
+    args: argparse.Namespace,
+    trained: Trained,
+    statistics: UpdateStatistics | None,
+    staleness: StalenessValues,
+    stops: StopRequests,
+) -> Iterator[Callback]:
+    """The callbacks of every run but the log. Collective."""
+    if (balance := expert_balance.make(get_model_config(trained.model[0]), trained.model)) is not None:
+        yield balance
+    if statistics is not None:
+        yield StatisticsValues(statistics)
+    yield staleness
+    if watches_logits(args):
+        yield LargestLogit(_group_of_all())
+    yield SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
+    yield StopOnRequest(stops)
+    if args.trace_file:
+        yield TraceFile(args.trace_file)
 
 
 def close() -> None:
@@ -149,7 +249,7 @@ def _continue_wandb(args: argparse.Namespace) -> None:
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
-def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
+def data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
     """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
 
     def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
@@ -167,28 +267,31 @@ def _data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _metrics(args: argparse.Namespace) -> Metrics:
     """The last rank logs: it is on the last stage, where the loss is, and it is where Megatron's users look."""
-    speak = args.rank == args.world_size - 1
-    file = None
-    if speak and args.metrics_file:
+    log = None
+    if args.rank == args.world_size - 1:
         config = {"arguments": compatibility.arguments_as_json(args), "versions": versions()}
         if args.emulate_compute_ms is not None:
             config["emulated_compute_ms"] = args.emulate_compute_ms
-        file = MetricsFile(args.metrics_file, args.iteration, config)
+        log = Log(
+            metrics_file=MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None,
+            writer=get_tensorboard_writer(),
+            wandb=get_wandb_writer(),
+            log_interval=args.log_interval,
+            log_layers=args.moe_per_layer_logging,
+            global_batch_size=args.global_batch_size,
+            completed=args.iteration,
+            train_iters=args.train_iters,
+        )
     return Metrics(
         scale=Scale(
             global_batch_size=args.global_batch_size,
             seq_length=args.seq_length,
             flops_per_batch=float(num_floating_point_operations(args, args.global_batch_size)),
             devices=args.world_size,
-            train_iters=args.train_iters,
         ),
+        group=mpu.get_data_parallel_group(with_context_parallel=True),
+        log=log,
         first_iteration=args.iteration,
-        metrics_file=file,
-        writer=get_tensorboard_writer(),
-        wandb=get_wandb_writer(),
-        log_interval=args.log_interval,
-        log_layers=args.moe_per_layer_logging,
-        speak=speak,
     )
 
 

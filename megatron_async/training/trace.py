@@ -3,12 +3,36 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from megatron.core import mpu
 
 from megatron_async.files import write_atomically
 from megatron_async.pipeline.timeline import Span, Timeline
+from megatron_async.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from megatron_async.training.loop import Loop
+
+
+class TraceFile(Callback):
+    """Writes the timeline of a run when it ends.
+
+    Args:
+        path: the file; its folder is made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._loop = loop
+
+    def on_train_end(self, complete: bool) -> None:
+        if complete:
+            args = self._loop.args
+            write(self._path, self._loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
 
 
 def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = None) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import pickle
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
         return train(arguments)
 
 
-def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
+def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[Any] = ()) -> Outcome:
     """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
     from megatron.core import mpu
     from megatron.core.utils import unwrap_model
@@ -77,12 +77,9 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0) -> Outcome:
     from megatron_async.training import run
 
     outcome = Outcome()
-    loop = run.build(command_line.parse([*BASE, *arguments]))
-    _observe(loop, outcome)
-    if sleep_ms:
-        _stall(loop, sleep_ms)
+    callbacks = [observer(outcome), *([staller(sleep_ms)] if sleep_ms else []), *callbacks]
+    loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=callbacks)
     outcome.status = loop.run()
-    loop.metrics.close()
     outcome.random_states = _random_states()
     for chunk in unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
@@ -105,36 +102,41 @@ def _random_states() -> dict[str, bytes]:
     return states | {name: state.numpy().tobytes() for name, state in tracked.items()}
 
 
-def _observe(loop: Any, outcome: Outcome) -> None:
-    metrics = loop.metrics
-    loss, batch, validation = metrics.loss, metrics.batch, metrics.validation
+def observer(outcome: Outcome) -> Any:
+    """A callback that notes in `outcome` what this rank sees of a run."""
+    from megatron.core import mpu
 
-    def on_loss(iteration: int, pending: Any) -> None:
-        outcome.losses.append(pending.read()[0])
-        loss(iteration, pending)
+    from megatron_async.training.callbacks import Callback, CompletedBatch
+    from megatron_async.training.metrics import PendingLoss
 
-    def on_batch(numbers: Any) -> None:
-        outcome.grad_norms.append(numbers.grad_norm)
-        outcome.learning_rates.append(numbers.learning_rate)
-        outcome.skipped.append(numbers.skipped)
-        batch(numbers)
+    class Observer(Callback):
+        def on_losses(self, batch: int, losses: Any) -> None:
+            group = mpu.get_data_parallel_group(with_context_parallel=True)
+            outcome.losses.append(PendingLoss([part["lm loss"] for part in losses], group).read())
 
-    def on_validation(iteration: int, value: float) -> None:
-        outcome.validation.append((iteration, value))
-        validation(iteration, value)
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            outcome.grad_norms.append(batch.grad_norm)
+            outcome.learning_rates.append(batch.learning_rate)
+            outcome.skipped.append(batch.skipped)
 
-    metrics.loss, metrics.batch, metrics.validation = on_loss, on_batch, on_validation
+        def on_evaluation_end(self, iteration: int, loss: float | None) -> None:
+            if loss is not None:
+                outcome.validation.append((iteration, loss))
+
+    return Observer()
 
 
-def _stall(loop: Any, sleep_ms: float) -> None:
-    generator = random.Random(time.time_ns())
-    span = loop.timeline.span
+def staller(sleep_ms: float) -> Any:
+    """A callback that sleeps up to `sleep_ms` before every action."""
+    from megatron_async.training.callbacks import Callback
 
-    def stalled(kind: str, **labels: int) -> Any:
-        time.sleep(generator.random() * sleep_ms / 1000)
-        return span(kind, **labels)
+    class Staller(Callback):
+        generator = random.Random(time.time_ns())
 
-    loop.timeline.span = stalled
+        def on_action(self, kind: str, batch: int) -> None:
+            time.sleep(self.generator.random() * sleep_ms / 1000)
+
+    return Staller()
 
 
 def initial_state(
@@ -155,7 +157,7 @@ def initial_state(
     for _ in range(batches):
         samples = [next(loop.train_data) for _ in range(args.global_batch_size // args.micro_batch_size)]
         data.append(tuple(np.concatenate([sample[key].numpy() for sample in samples]) for key in ("tokens", "labels")))
-    loop.metrics.close()
+    loop.end()
     run.close()
     return weights, data
 
@@ -195,9 +197,15 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
     from megatron_async.config import arguments as command_line
     from megatron_async.mcore.parallel import stage_of
     from megatron_async.training import run
+    from megatron_async.training.callbacks import Callback, CompletedBatch
+
+    class Counter(Callback):
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            nonlocal completed
+            completed += 1
 
     args = command_line.parse([*BASE, *arguments])
-    loop = run.build(args)
+    loop = run.build(args, callbacks=[Counter()])
     stages = {rank: stage_of(rank) for rank in range(dist.get_world_size())}
     found: list[str] = []
     completed = 0
@@ -217,14 +225,6 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
         return call
 
     originals = {name: getattr(dist, name) for name in _WAITING}
-    report = loop.metrics.batch
-
-    def count(numbers: Any) -> None:
-        nonlocal completed
-        completed += 1
-        report(numbers)
-
-    loop.metrics.batch = count
     for name in _WAITING:
         setattr(dist, name, watched(name))
     try:
@@ -232,29 +232,42 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
-    loop.metrics.close()
     run.close()
     return found
 
 
+@contextlib.contextmanager
+def changed_data(change: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:
+    """Runs that are built inside get `change(iterator)` for every data iterator."""
+    from megatron_async.training import run
+
+    build = run.data_iterators
+
+    def changed(args: Any) -> tuple[Any, Any]:
+        return tuple(
+            [change(iterator) if iterator is not None else None for iterator in data]
+            if isinstance(data, list)
+            else (change(data) if data is not None else None)
+            for data in build(args)
+        )
+
+    run.data_iterators = changed  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        run.data_iterators = build
+
+
 def train_masked(arguments: Sequence[str]) -> Outcome:
     """`train` on data in which micro-batches have different numbers of tokens that count, some of them none."""
-    from megatron_async.models.gpt import ForwardStep
 
-    original = ForwardStep._batch
-
-    def masked(self: Any, *values: Any) -> dict[str, Any]:
-        batch = original(self, *values)
-        if batch["loss_mask"] is not None:
+    def masked(data: Iterator[Any]) -> Iterator[Any]:
+        for batch in data:
             some = batch["labels"].sum(dim=1, keepdim=True) % 4 != 0
-            batch["loss_mask"] = batch["loss_mask"] * (batch["labels"] % 3 != 0) * some
-        return batch
+            yield batch | {"loss_mask": batch["loss_mask"] * (batch["labels"] % 3 != 0) * some}
 
-    ForwardStep._batch = masked  # type: ignore[method-assign]
-    try:
+    with changed_data(masked):
         return train_on_whole_corpus(arguments)
-    finally:
-        ForwardStep._batch = original  # type: ignore[method-assign]
 
 
 def exchange(elements: int, steps: int, late: int | None) -> int:

@@ -3,9 +3,8 @@
 
 import multiprocessing
 from collections.abc import Sequence
-from typing import Any
 
-from tests.distributed.jobs import Outcome, _observe, whole_corpus
+from tests.distributed.jobs import Outcome, changed_data, observer, whole_corpus
 
 RUN = (
     "--device cpu --seq-length 24 --max-position-embeddings 24 --micro-batch-size 1 --global-batch-size 4 "
@@ -25,10 +24,8 @@ def train(arguments: Sequence[str]) -> Outcome:
 
     outcome = Outcome()
     with whole_corpus():
-        loop = run.build(command_line.parse([*RUN, *arguments]))
-    _observe(loop, outcome)
+        loop = run.build(command_line.parse([*RUN, *arguments]), callbacks=[observer(outcome)])
     loop.run()
-    loop.metrics.close()
     for chunk in unwrap_model(loop.model):
         outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
     run.close()
@@ -43,17 +40,7 @@ def first_losses(arguments: Sequence[str]) -> list[float]:
 
 def train_on_other_tokens(arguments: Sequence[str], shift: int) -> Outcome:
     """Train on data whose token ids are larger than the tokenizer's by `shift`."""
-    from megatron_async.training import run
     from tests.distributed import jobs
 
-    build = run._data_iterators
-
-    def shifted(args: Any) -> tuple[Any, Any]:
-        train_data, valid_data = build(args)
-        return ({**sample, "tokens": sample["tokens"] + shift} for sample in train_data), valid_data
-
-    run._data_iterators = shifted
-    try:
+    with changed_data(lambda data: ({**sample, "tokens": sample["tokens"] + shift} for sample in data)):
         return jobs.train(arguments)
-    finally:
-        run._data_iterators = build

@@ -38,38 +38,33 @@ def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
     args = command_line.parse([*BASE, *arguments])
     routing = Routing()
     with _loss_that_is_no_number(bad_batch, args.global_batch_size // args.micro_batch_size // args.data_parallel_size):
-        loop = run.build(args)
-        assert loop._balance is not None
-        pending = _observe(loop, routing)
-        loop.run()
-    for balance in pending:
-        sums = np.array(balance._sums.read()).reshape(len(balance._layers), -1)
-        routing.counts.append(sums[:, len(balance._losses) :])
-    loop.metrics.close()
+        run.build(args, callbacks=[_watcher(routing)]).run()
     run.close()
     return routing
 
 
-def _observe(loop: Any, routing: Routing) -> list[Any]:
-    """Note what happens in `routing`; return the list that will hold the balance of every batch."""
-    routers, pending = _routers(loop.model), []
-    reduce, batch, write = loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers
+def _watcher(routing: Routing) -> Any:
+    """A callback that notes in `routing` what routers do."""
+    from megatron_async.training.callbacks import Callback, CompletedBatch
+    from megatron_async.training.expert_balance import PendingBalance
 
-    def on_reduce(number: int) -> Any:
-        pending.append(reduce(number))
-        return pending[-1]
+    class Watcher(Callback):
+        def on_train_begin(self, loop: Any) -> None:
+            self.routers = _routers(loop.model)
+            self.batches: list[CompletedBatch] = []
 
-    def on_batch(numbers: Any) -> None:
-        routing.skipped.append(numbers.skipped)
-        routing.biases.append({number: router.expert_bias.numpy().copy() for number, router in routers.items()})
-        batch(numbers)
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            routing.skipped.append(batch.skipped)
+            routing.biases.append({layer: router.expert_bias.numpy().copy() for layer, router in self.routers.items()})
+            self.batches.append(batch)
 
-    def on_row(row: dict[str, Any]) -> None:
-        routing.rows.append(row)
-        write(row)
+        def on_train_end(self, complete: bool) -> None:
+            for batch in self.batches:
+                (balance,) = (values for values in batch.pending if isinstance(values, PendingBalance))
+                routing.counts.append(np.array(balance.tokens))
+                routing.rows.append({"iteration": batch.iteration} | balance.read())
 
-    loop._balance.reduce, loop.metrics.batch, loop.metrics._to_writers = on_reduce, on_batch, on_row
-    return pending
+    return Watcher()
 
 
 def _routers(model: Sequence[Any]) -> dict[int, Any]:
@@ -128,7 +123,6 @@ def updates_without_a_main_loss(arguments: Sequence[str]) -> dict[str, Array]:
         before = weights()
         loop.run()
         updates = {name: after - before[name] for name, after in weights().items()}
-    loop.metrics.close()
     run.close()
     return updates
 
@@ -148,11 +142,10 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     from megatron.core.utils import unwrap_model
 
     from megatron_async.config import arguments as command_line
-    from megatron_async.mcore.build import setup_model_and_optimizer
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
-    from tests.distributed.jobs import Outcome
-    from tests.distributed.jobs import _observe as observe
+    from megatron_async.training.callbacks import Callback, CompletedBatch
+    from tests.distributed.jobs import Outcome, observer
 
     def experts() -> dict[str, Any]:
         chunks = unwrap_model(loop.model)
@@ -161,31 +154,19 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     def copies() -> dict[str, Array]:
         return {name: param.detach().numpy().copy() for name, param in experts().items()}
 
-    set_up = setup_model_and_optimizer
+    class OneSided(Callback):
+        def on_train_begin(self, loop: Any) -> None:
+            for router in _routers(loop.model).values():
+                router.expert_bias[: len(router.expert_bias) // 2] = 10.0
 
-    def one_sided(container: Any) -> Any:
-        model, *others = set_up(container)
-        for router in _routers(model).values():
-            router.expert_bias[: len(router.expert_bias) // 2] = 10.0
-        return (model, *others)
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            for size in (2**power for power in range(4, 16)):
+                torch.full((size,), float("nan"))
 
-    setup_model_and_optimizer = one_sided
-    try:
-        loop, outcome = run.build(command_line.parse([*BASE, *arguments])), Outcome()
-    finally:
-        setup_model_and_optimizer = set_up
-    observe(loop, outcome)
-    report = loop.metrics.batch
-
-    def poison(numbers: Any) -> None:
-        for size in (2**power for power in range(4, 16)):
-            torch.full((size,), float("nan"))
-        report(numbers)
-
-    loop.metrics.batch = poison
+    outcome = Outcome()
+    loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=[observer(outcome), OneSided()])
     before = copies()
     loop.run()
     found = Experts(outcome.losses, before, copies())
-    loop.metrics.close()
     run.close()
     return found

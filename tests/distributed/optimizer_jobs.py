@@ -2,11 +2,12 @@
 """Jobs about optimizers for the worker pool."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 
-from tests.distributed.jobs import BASE, Outcome, _observe, _stall, train
+from tests.distributed.jobs import BASE, Outcome, changed_data, observer, staller, train
 
 
 def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -23,18 +24,6 @@ def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
     return found
 
 
-def train_in_parts(arguments: Sequence[str], part: int) -> Outcome:
-    """`train`, with optimizer steps over parts of at most `part` elements."""
-    from megatron_async.optim.corrections import pieces
-
-    defaults = pieces.step_in_pieces.__defaults__
-    pieces.step_in_pieces.__defaults__ = (pieces.PIECE, part)
-    try:
-        return train(arguments)
-    finally:
-        pieces.step_in_pieces.__defaults__ = defaults
-
-
 def train_with_a_bad_gradient(
     arguments: Sequence[str], bad_batch: int, sleep_ms: float = 0.0
 ) -> tuple[Outcome, list[bool]]:
@@ -47,6 +36,7 @@ def train_with_a_bad_gradient(
     from megatron_async.models import gpt
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
+    from megatron_async.training.callbacks import Callback, CompletedBatch
 
     args = command_line.parse([*BASE, *arguments])
     microbatches = args.global_batch_size // args.micro_batch_size
@@ -61,31 +51,29 @@ def train_with_a_bad_gradient(
 
     gpt.loss = poisoned
     try:
-        loop, outcome = run.build(args), Outcome()
-        _observe(loop, outcome)
-        if sleep_ms:
-            _stall(loop, sleep_ms)
-        optimizer = loop._optimizer
-        seen: list[torch.Tensor] = []
         unchanged: list[bool] = []
-        batch_numbers = loop.metrics.batch
 
-        def on_batch(numbers: Any) -> None:
-            nonlocal seen
-            state = [
-                value.clone()
-                for inner in inner_optimizers(optimizer)
-                for tensors in inner.optimizer.state.values()
-                for value in tensors.values()
-                if isinstance(value, torch.Tensor)
-            ]
-            unchanged.append(len(state) == len(seen) and all(map(torch.equal, state, seen)))
-            seen = state
-            batch_numbers(numbers)
+        class StateWatcher(Callback):
+            seen: list[torch.Tensor]
 
-        loop.metrics.batch = on_batch
+            def on_train_begin(self, loop: Any) -> None:
+                self.seen, self.optimizer = [], loop.optimizer
+
+            def on_batch_end(self, batch: CompletedBatch) -> None:
+                state = [
+                    value.clone()
+                    for inner in inner_optimizers(self.optimizer)
+                    for tensors in inner.optimizer.state.values()
+                    for value in tensors.values()
+                    if isinstance(value, torch.Tensor)
+                ]
+                unchanged.append(len(state) == len(self.seen) and all(map(torch.equal, state, self.seen)))
+                self.seen = state
+
+        outcome = Outcome()
+        callbacks = [observer(outcome), StateWatcher(), *([staller(sleep_ms)] if sleep_ms else [])]
+        loop = run.build(args, callbacks=callbacks)
         loop.run()
-        loop.metrics.close()
         for chunk in unwrap_model(loop.model):
             outcome.weights |= {name: param.detach().numpy().copy() for name, param in global_names(chunk)}
         run.close()
@@ -96,25 +84,8 @@ def train_with_a_bad_gradient(
 
 def gradient_norms_of_one_batch(arguments: Sequence[str]) -> list[float]:
     """Gradient norms of a run that sees the same micro-batch again and again."""
-    from megatron_async.config import arguments as command_line
-    from megatron_async.training import run
-
-    outcome = Outcome()
-    loop = run.build(command_line.parse([*BASE, *arguments]))
-    _observe(loop, outcome)
-    step = loop._forward_step
-    batch_of, kept = step._batch, []
-
-    def same(*values: Any) -> Any:
-        if not kept:
-            kept.append(batch_of(*values))
-        return dict(kept[0])
-
-    step._batch = same
-    loop.run()
-    loop.metrics.close()
-    run.close()
-    return outcome.grad_norms
+    with changed_data(lambda data: repeat(next(data))):
+        return train(arguments).grad_norms
 
 
 def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -131,9 +102,9 @@ def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str,
             len(group["params"]),
             {name: value for name, value in group.items() if isinstance(value, bool | int | float | tuple)},
         )
-        for inner in inner_optimizers(loop._optimizer)
+        for inner in inner_optimizers(loop.optimizer)
         for group in inner.optimizer.param_groups
     ]
-    loop.metrics.close()
+    loop.end()
     run.close()
     return groups

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.distributed.jobs import Outcome, train
+from tests.distributed.jobs import BASE, Outcome, observer, train
 
 
 def resume_without(arguments: Sequence[str], piece: str) -> Outcome:
@@ -108,22 +108,21 @@ PIECES: dict[str, Callable[[Any], None]] = {
 
 def train_signaled(arguments: Sequence[str], signaled: int, moment: str) -> Outcome:
     """Train as `train` does, while rank `signaled` alone gets SIGTERM at a moment."""
+    from megatron_async.config import arguments as command_line
     from megatron_async.training import run
     from megatron_async.training.signals import ALWAYS, StopRequests
 
-    build, before = run.build, {number: signal.getsignal(number) for number in ALWAYS}
-
-    def build_signaled(args: Any) -> Any:
-        loop = build(args, StopRequests(ALWAYS))
-        if args.rank == signaled:
-            _MOMENTS[moment](loop)
-        return loop
-
-    run.build = build_signaled  # type: ignore[assignment]
+    before = {number: signal.getsignal(number) for number in ALWAYS}
+    outcome = Outcome()
+    asker = [_asker(moment)] if int(os.environ["RANK"]) == signaled else []
     try:
-        return train(arguments)
+        loop = run.build(
+            command_line.parse([*BASE, *arguments]), StopRequests(ALWAYS), callbacks=[observer(outcome), *asker]
+        )
+        outcome.status = loop.run()
+        run.close()
+        return outcome
     finally:
-        run.build = build
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -132,37 +131,28 @@ def _ask() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _while_training(loop: Any) -> None:
-    batch = loop.metrics.batch
+def _asker(moment: str) -> Any:
+    """A callback that sends SIGTERM to its own process at a moment."""
+    from megatron_async.training.callbacks import Callback, CompletedBatch
 
-    def on_batch(numbers: Any) -> None:
-        if numbers.iteration == 2:
-            _ask()
-        batch(numbers)
+    class Asker(Callback):
+        def on_train_begin(self, loop: Any) -> None:
+            if moment == "start-up":
+                _ask()
 
-    loop.metrics.batch = on_batch
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            if moment == "training" and batch.iteration == 2:
+                _ask()
 
+        def on_evaluation_begin(self, iteration: int) -> None:
+            if moment == "evaluation":
+                _ask()
 
-def _before(owner: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
-    def hook(loop: Any) -> None:
-        original = getattr(owner(loop), name)
+        def on_save_begin(self, iteration: int) -> None:
+            if "save" in moment:
+                _ask()
 
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            _ask()
-            return original(*args, **kwargs)
-
-        setattr(owner(loop), name, asked)
-
-    return hook
-
-
-_MOMENTS: dict[str, Callable[[Any], None]] = {
-    "training": _while_training,
-    "start-up": lambda loop: _ask(),
-    "evaluation": _before(lambda loop: loop, "evaluate"),
-    "save": _before(lambda loop: loop.checkpoints, "save"),
-    "asynchronous save": _before(lambda loop: loop.checkpoints, "save"),
-}
+    return Asker()
 
 
 def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
@@ -226,25 +216,18 @@ def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
 
     from megatron_async.mcore.checkpoint import CheckpointPart
     from megatron_async.mcore.training import get_args
-    from megatron_async.training import run
+    from megatron_async.training.callbacks import Callback, CompletedBatch
 
     completed = threading.Condition()
     latest = 0
-    build, write = run.build, CheckpointPart.write
+    write = CheckpointPart.write
 
-    def build_counting(args: Any) -> Any:
-        loop = build(args)
-        batch = loop.metrics.batch
-
-        def on_batch(numbers: Any) -> None:
+    class Counter(Callback):
+        def on_batch_end(self, batch: CompletedBatch) -> None:
             nonlocal latest
-            batch(numbers)
             with completed:
-                latest = numbers.iteration
+                latest = batch.iteration
                 completed.notify_all()
-
-        loop.metrics.batch = on_batch  # type: ignore[method-assign]
-        return loop
 
     def write_late(self: Any) -> Any:
         saved = latest
@@ -253,11 +236,11 @@ def train_with_late_writes(arguments: Sequence[str]) -> Outcome:
             assert completed.wait_for(lambda: last or latest >= saved + 3, timeout=60), "training did not go on"
         return write(self)
 
-    run.build, CheckpointPart.write = build_counting, write_late  # type: ignore[assignment, method-assign]
+    CheckpointPart.write = write_late  # type: ignore[method-assign]
     try:
-        return train(arguments)
+        return train(arguments, callbacks=[Counter()])
     finally:
-        run.build, CheckpointPart.write = build, write  # type: ignore[method-assign]
+        CheckpointPart.write = write  # type: ignore[method-assign]
 
 
 def save_fails_behind(arguments: Sequence[str], failing: int, place: str) -> tuple[str, int]:
@@ -283,30 +266,22 @@ def die_while_writing(arguments: Sequence[str], victim: int) -> None:
     """Train; when a checkpoint has begun to be written and training goes on, one rank dies."""
 
     from megatron_async.mcore.checkpoint import CheckpointPart
-    from megatron_async.training import run
+    from megatron_async.training.callbacks import Callback, CompletedBatch
 
-    build, writing = run.build, threading.Event()
+    writing, rank = threading.Event(), int(os.environ["RANK"])
 
-    def build_dying(args: Any) -> Any:
-        loop = build(args)
-        batch = loop.metrics.batch
-
-        def on_batch(numbers: Any) -> None:
-            if args.rank == victim and writing.is_set() and numbers.iteration > 4:
+    class Dying(Callback):
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            if rank == victim and writing.is_set() and batch.iteration > 4:
                 os._exit(9)
-            batch(numbers)
-
-        loop.metrics.batch = on_batch  # type: ignore[method-assign]
-        return loop
 
     def write_for_ever(self: Any) -> Any:
         writing.set()
         time.sleep(600)
 
-    run.build = build_dying  # type: ignore[assignment]
-    if int(os.environ["RANK"]) == victim:
+    if rank == victim:
         CheckpointPart.write = write_for_ever  # type: ignore[method-assign]
-    train(arguments)
+    train(arguments, callbacks=[Dying()])
 
 
 def train_with_wandb(arguments: Sequence[str], record: str) -> Outcome:

@@ -200,18 +200,6 @@ def test_a_delay_of_nothing_is_none_to_the_last_bit(pool):
     assert all(np.array_equal(weight, delayed.weights[name]) for name, weight in plain.weights.items())
 
 
-@pytest.mark.parametrize("optimizer", ["adam --use-distributed-optimizer", "nadam --bf16"])
-def test_steps_in_parts_change_no_bit(pool, optimizer):
-    """Parts of weights, of flat shards and of master copies, of which the weights of the test's model have many."""
-    recipe = f"--optimizer {optimizer} {FEEDBACK} {PIPELINE}"
-    ranks = 4 if "distributed" in optimizer else 2
-    whole = train(pool, recipe, ranks)
-    parts = pool.run("tests.distributed.optimizer_jobs:train_in_parts", recipe.split(), 64, ranks=ranks)
-    for left, right in zip(whole, parts, strict=True):
-        assert left.losses == right.losses and left.grad_norms == right.grad_norms
-        assert all(np.array_equal(weight, right.weights[name]) for name, weight in left.weights.items())
-
-
 DELAYS_OF_NOTHING = ("", "--gradient-delay 0")
 ONE_STEP = "--train-iters 1 --lr-warmup-iters 0 --lr-decay-style constant --weight-decay 0"
 

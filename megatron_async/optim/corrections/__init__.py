@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.mcore.optimizer import inner_optimizers
-from megatron_async.optim.corrections.base import Correction
+from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
 from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
-from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE, step_in_pieces
 from megatron_async.optim.corrections.weight_prediction import UpdatedWeightPrediction, WeightPrediction
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "UpdatedWeightPrediction",
     "WeightPrediction",
     "make",
-    "step_in_pieces",
 ]
 
 _CLASSES: Mapping[str, type[Correction]] = {

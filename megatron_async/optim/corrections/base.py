@@ -1,31 +1,29 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What corrections of one-step-old gradients share: hooks around any torch optimizer's step.
+"""The interface of corrections: two parts of an optimizer step, one before and one after the optimizer's own.
 
-A correction sees an optimizer's parameters before and after a step. It keeps what it remembers in the optimizer's own
-state, so that whatever saves, shards or moves that state does the same with it, and it works on the master weights, so
-that it does not matter how the optimizer computes its update, or where.
-
-`step_in_pieces` bounds what a correction needs while a step runs. What a hook is given may therefore be a part of a
-parameter, with state that is a part of the parameter's.
+A correction sees master weights before and after a step, so it works with any optimizer. Its one buffer for each
+parameter lives in the optimizer's state: whatever saves, shards or moves that state includes it.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.pieces import is_part, step_in_pieces
+from megatron_async.optim.step import Piece, StepContext
+
+PREVIOUS_UPDATE = "previous_update"
+"""Name of the buffer in the optimizer's state, of the parameter's shape: in most corrections the previous update."""
 
 
 class Correction:
-    """Base of the corrections; hooks that do nothing.
+    """Base of the corrections.
 
     Args:
         optimizers: torch optimizers whose steps are corrected.
-        strength: the factor that the correction is named by, 0 for none.
+        strength: factor of the correction, 0 for none.
 
     Raises:
         ValueError: strength negative or not finite.
@@ -36,56 +34,44 @@ class Correction:
             raise ValueError(f"correction strength {strength}: must be a finite number, at least 0")
         self.strength = strength
         self.optimizers = list(optimizers)
-        self.active = False
-        """Whether the next step is corrected. What the next one needs is remembered in either case."""
-        self._paused = False
-        for optimizer in self.optimizers:
-            step_in_pieces(optimizer)
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        """Called before a step with those of the optimizer's parameters that have a delayed gradient."""
+    def before_step(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, before the optimizer's own."""
+        if params := delayed_params(piece):
+            self.before(piece.optimizer, params, self._active(context))
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        """Called after the step, with the same parameters."""
+    def after_step(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step, after the optimizer's own."""
+        if params := delayed_params(piece):
+            self.after(piece.optimizer, params, self._active(context))
+
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        """Called with the parameters that have a delayed gradient.
+
+        Args:
+            optimizer: steps on them.
+            params: of one piece.
+            active: whether this step is corrected. Either way the correction records what the next step needs.
+        """
+
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        """Called after the step, with the same arguments."""
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
-        """Inside, the master weights are those to be evaluated and exported; before and after, those of training.
+        """Show the master weights to be evaluated and exported; restore those of training on exit.
 
-        Yields whether there is a difference, that is whether the model must be told.
+        Yields whether they differ, so that the model must be told.
         """
         yield False
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, steps are the optimizer's alone: nothing is corrected or remembered."""
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
-
-    @torch.no_grad()
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._paused and (params := stepped_params(optimizer)):
-            self.before(optimizer, params)
-
-    @torch.no_grad()
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._paused and (params := stepped_params(optimizer)):
-            self.after(optimizer, params)
+    def _active(self, context: StepContext) -> bool:
+        return context.corrected and self.strength > 0
 
 
-def stepped_params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Parameters that a step changes with a delayed gradient; those of no delay need no correction."""
-    return [
-        param
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.grad is not None and getattr(param, "gradient_delay", 1) > 0
-    ]
+def delayed_params(piece: Piece) -> list[Tensor]:
+    """Parameters that a step changes with a delayed gradient; others need no correction."""
+    return [param for param in piece.params if param.grad is not None and getattr(param, "gradient_delay", 1) > 0]
 
 
 def data_of(params: Iterable[Tensor]) -> list[Tensor]:
@@ -93,16 +79,13 @@ def data_of(params: Iterable[Tensor]) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
-def remembered(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], name: str) -> list[Tensor] | None:
-    """The buffers called `name` of all `params`, or None where one has none yet."""
-    buffers = [optimizer.state[param].get(name) for param in params]
+def remembered(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> list[Tensor] | None:
+    """The buffers of all `params`, or None where one has none yet."""
+    buffers = [optimizer.state[param].get(PREVIOUS_UPDATE) for param in params]
     return None if any(buffer is None for buffer in buffers) else buffers
 
 
-def remember(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], name: str, values: Iterable[Tensor]) -> None:
-    """Keep `values` as the buffers called `name`; a part of a parameter has its place in the parameter's buffer."""
+def remember(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Keep `values` as the buffers of `params`."""
     for param, value in zip(params, values, strict=True):
-        if is_part(param):
-            optimizer.state[param][name].copy_(value)
-        else:
-            optimizer.state[param][name] = value
+        optimizer.state[param][PREVIOUS_UPDATE] = value

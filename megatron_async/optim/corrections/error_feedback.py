@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
-from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
 
 
 class ErrorFeedback(Correction):
@@ -20,15 +19,15 @@ class ErrorFeedback(Correction):
 
     _weights: list[Tensor]
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         self._weights = [data.clone() for data in data_of(params)]
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         data, updates = data_of(params), self._weights
         del self._weights
         torch._foreach_sub_(updates, data)
-        previous = remembered(optimizer, params, PREVIOUS_UPDATE)
-        if self.active and self.strength > 0 and previous is not None:
+        previous = remembered(optimizer, params)
+        if active and previous is not None:
             torch._foreach_sub_(previous, updates)
             torch._foreach_add_(data, previous, alpha=self.strength)
-        remember(optimizer, params, PREVIOUS_UPDATE, updates)
+        remember(optimizer, params, updates)

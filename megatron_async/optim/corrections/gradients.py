@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
-from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
 
 
 def _grads(params: list[Tensor]) -> list[Tensor]:
@@ -30,33 +29,33 @@ class DelayCompensation(Correction):
 
     _weights: list[Tensor]
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_UPDATE)
-        if self.active and self.strength > 0 and previous is not None:
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        grads, previous = _grads(params), remembered(optimizer, params)
+        if active and previous is not None:
             # The buffers are not needed again: they become the corrections.
             torch._foreach_mul_(previous, grads)
             torch._foreach_mul_(previous, grads)
             torch._foreach_add_(grads, previous, alpha=-self.strength)
         self._weights = [data.clone() for data in data_of(params)]
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         updates = self._weights
         del self._weights
         torch._foreach_sub_(updates, data_of(params))
-        remember(optimizer, params, PREVIOUS_UPDATE, updates)
+        remember(optimizer, params, updates)
 
 
 class GradientErrorFeedback(Correction):
     """Error feedback on gradients. Kept: the last gradient, uncorrected, in place of an update."""
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        grads, previous = _grads(params), remembered(optimizer, params, PREVIOUS_UPDATE)
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        grads, previous = _grads(params), remembered(optimizer, params)
         kept = [grad.clone() for grad in grads]
-        if self.active and self.strength > 0 and previous is not None:
+        if active and previous is not None:
             torch._foreach_sub_(previous, grads)
             torch._foreach_add_(grads, previous, alpha=-self.strength)
         self._kept = kept
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        remember(optimizer, params, PREVIOUS_UPDATE, self._kept)
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        remember(optimizer, params, self._kept)
         del self._kept

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
-from megatron_async.optim.corrections.pieces import PREVIOUS_UPDATE
+from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, data_of, remember, remembered
 
 
 class WeightPrediction(Correction):
@@ -32,8 +31,8 @@ class WeightPrediction(Correction):
 
     _ahead: list[Tensor]
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        data, ahead = data_of(params), remembered(optimizer, params, PREVIOUS_UPDATE)
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        data, ahead = data_of(params), remembered(optimizer, params)
         if ahead is None:
             ahead = [torch.empty_like(weights) for weights in data]
         else:
@@ -41,12 +40,12 @@ class WeightPrediction(Correction):
         torch._foreach_copy_(ahead, data)
         self._ahead = ahead
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         data, ahead = data_of(params), self._ahead
         del self._ahead
         # Not earlier: some optimizers allocate their state where a parameter has none at all.
-        remember(optimizer, params, PREVIOUS_UPDATE, ahead)
-        if not self.active or self.strength == 0:
+        remember(optimizer, params, ahead)
+        if not active:
             torch._foreach_zero_(ahead)
             return
         self.predict(optimizer, params, data, ahead)
@@ -82,16 +81,6 @@ class WeightPrediction(Correction):
 class UpdatedWeightPrediction(WeightPrediction):
     """Prediction with a second evaluation of the optimizer. While a piece is stepped, its state is copied once."""
 
-    _again = False
-
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        if not self._again:
-            super().before(optimizer, params)
-
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
-        if not self._again:
-            super().after(optimizer, params)
-
     def predict(
         self, optimizer: torch.optim.Optimizer, params: list[Tensor], data: list[Tensor], ahead: list[Tensor]
     ) -> None:
@@ -104,11 +93,8 @@ class UpdatedWeightPrediction(WeightPrediction):
         ]
         saved = [buffer.clone() for buffer in buffers]
         counters = [{name: group[name] for name in group if name == "step"} for group in optimizer.param_groups]
-        self._again = True
-        try:
-            type(optimizer).step(optimizer)
-        finally:
-            self._again = False
+        with _fresh_ones_left_out(optimizer, params):
+            optimizer.step()
         for buffer, value in zip(buffers, saved, strict=True):
             buffer.copy_(value)
         for group, counter in zip(optimizer.param_groups, counters, strict=True):
@@ -117,3 +103,19 @@ class UpdatedWeightPrediction(WeightPrediction):
         second = [weights.clone() for weights in data]
         torch._foreach_copy_(data, ahead)
         torch._foreach_sub_(ahead, second)
+
+
+@contextmanager
+def _fresh_ones_left_out(optimizer: torch.optim.Optimizer, delayed: list[Tensor]) -> Iterator[None]:
+    """Hide the gradients of the other parameters of a piece, which have no delay and must not be stepped again."""
+    ids = set(map(id, delayed))
+    hidden = [
+        (param, param.grad) for group in optimizer.param_groups for param in group["params"] if id(param) not in ids
+    ]
+    for param, _ in hidden:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, gradient in hidden:
+            param.grad = gradient

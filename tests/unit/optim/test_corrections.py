@@ -19,13 +19,18 @@ from megatron_async.optim.corrections import (
     GradientErrorFeedback,
     UpdatedWeightPrediction,
     WeightPrediction,
-    base,
-    pieces,
-    step_in_pieces,
 )
+from megatron_async.optim.corrections.base import remember
+from megatron_async.optim.step import MasterStep, StepContext, parts, pieces
 
 CLASSES = [ErrorFeedback, WeightPrediction, UpdatedWeightPrediction, DelayCompensation, GradientErrorFeedback]
 LR, MU, STEPS = 0.1, 0.5, 7
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, correction: Correction | None, *, corrected: bool = False, piece: int = 1 << 22
+) -> None:
+    MasterStep([optimizer], parts(correction=correction), piece)(StepContext(batch=0, corrected=corrected))
 
 
 def run_delayed(kind: type[Correction] | None, strength: float, momentum: float = 0.0) -> list[float]:
@@ -36,9 +41,7 @@ def run_delayed(kind: type[Correction] | None, strength: float, momentum: float 
     seen = [weight.item()]
     for batch in range(STEPS):
         weight.grad = torch.full_like(weight, seen[max(0, batch - 1)])
-        if correction is not None:
-            correction.active = batch > 0
-        optimizer.step()
+        take_step(optimizer, correction, corrected=batch > 0)
         seen.append(weight.item())
     return seen
 
@@ -100,14 +103,18 @@ def build(info: OptimizerInfo) -> tuple[list[Parameter], torch.optim.Optimizer]:
     return params, info.build(params, lr=0.01, **extra)
 
 
-def steps(params: list[Parameter], optimizer: torch.optim.Optimizer, correction: Correction | None, count: int) -> None:
+def steps(
+    params: list[Parameter],
+    optimizer: torch.optim.Optimizer,
+    correction: Correction | None,
+    count: int,
+    piece: int = 1 << 22,
+) -> None:
     generator = torch.Generator().manual_seed(5)
     for step in range(count):
-        if correction is not None:
-            correction.active = step > 0
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator)
-        optimizer.step()
+        take_step(optimizer, correction, corrected=step > 0, piece=piece)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -129,13 +136,12 @@ def test_error_feedback_for_every_optimizer(info: OptimizerInfo) -> None:
     correction = ErrorFeedback([optimizer], 0.5)
     generator, last = torch.Generator().manual_seed(5), None
     for step in range(4):
-        correction.active = step > 0
         before = [param.detach().clone() for param in params]
         for param, other, weights in zip(params, twins, before, strict=True):
             param.grad = torch.randn(param.shape, generator=generator)
             other.grad = param.grad.clone()
             other.detach().copy_(weights)
-        optimizer.step()
+        take_step(optimizer, correction, corrected=step > 0)
         twin.step()
         updates = [weights - other.detach() for weights, other in zip(before, twins, strict=True)]
         for position, (param, weights) in enumerate(zip(params, before, strict=True)):
@@ -160,10 +166,9 @@ def test_weight_prediction_is_error_feedback_up_to_the_first_update(info: Optimi
         steps([param], optimizer, correction, 1)
         first = start - param.detach()
         generator = torch.Generator().manual_seed(9)
-        correction.active = True
         for _ in range(3):
             param.grad = torch.randn(param.shape, generator=generator)
-            optimizer.step()
+            take_step(optimizer, correction, corrected=True)
         ends.append(param.detach())
     torch.testing.assert_close(ends[0] - ends[1], 0.5 * first, rtol=1e-4, atol=2e-6)
 
@@ -188,11 +193,10 @@ def test_the_accumulator_is_what_counts_and_the_weights_come_back(kind: type[Cor
     correction = kind([optimizer], 1.0)
     steps(params, optimizer, correction, 1)
     steps(others, twin, None, 1)
-    correction.active = True
     for param, other in zip(params, others, strict=True):
         param.grad = torch.randn_like(param)
         other.grad = param.grad.clone()
-    optimizer.step()
+    take_step(optimizer, correction, corrected=True)
     twin.step()
     trained = [param.detach().clone() for param in params]
     assert not torch.allclose(trained[0], others[0])
@@ -219,9 +223,8 @@ def test_without_delay_nothing_is_predicted(kind: type[Correction]) -> None:
     optimizer = torch.optim.SGD([param], lr=LR)
     correction = kind([optimizer], 1.0)
     for active in (False, True, False):
-        correction.active = active
         param.grad = torch.ones(2, 2)
-        optimizer.step()
+        take_step(optimizer, correction, corrected=active)
     # Constant gradients: every correction but prediction adds nothing, and prediction ends at the accumulator.
     expected = 1 - 3 * LR
     if kind is DelayCompensation:
@@ -231,65 +234,69 @@ def test_without_delay_nothing_is_predicted(kind: type[Correction]) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_pieces_change_nothing(info: OptimizerInfo, kind: type[Correction], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither pieces of one parameter nor, where an optimizer relates no elements, parts of one."""
+def test_pieces_change_nothing(info: OptimizerInfo, kind: type[Correction]) -> None:
     whole, optimizer = build(info)
     steps(whole, optimizer, kind([optimizer], 1.0), 4)
-    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 16))  # vector instructions take 16 elements or fewer
-    parts, in_parts = build(info)
-    steps(parts, in_parts, kind([in_parts], 1.0), 4)
-    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
-    assert len(in_parts.param_groups[0]["params"]) == len(parts)
-    assert list(in_parts.state) == parts
-    for param, other in zip(whole, parts, strict=True):
-        assert optimizer.state[param].keys() == in_parts.state[other].keys()
+    single, in_pieces = build(info)
+    steps(single, in_pieces, kind([in_pieces], 1.0), 4, piece=1)
+    assert all(torch.equal(a, b) for a, b in zip(whole, single, strict=True))
+    assert len(in_pieces.param_groups[0]["params"]) == len(single)
+    assert list(in_pieces.state) == single
+    for param, other in zip(whole, single, strict=True):
+        assert optimizer.state[param].keys() == in_pieces.state[other].keys()
         for name, value in optimizer.state[param].items():
-            assert value is None or torch.equal(value, in_parts.state[other][name]), name
+            assert value is None or torch.equal(value, in_pieces.state[other][name]), name
 
 
 class Sizes(Correction):
-    """Remembers zeros, and how many elements each hook was given at once."""
+    """Remembers zeros, and how many elements it was given at once."""
 
-    seen: list[int]
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        super().__init__(optimizers)
+        self.seen: list[int] = []
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor]) -> None:
+    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         self.seen.append(sum(param.numel() for param in params))
-        base.remember(optimizer, params, PREVIOUS_UPDATE, [torch.zeros_like(param) for param in params])
+        remember(optimizer, params, [torch.zeros_like(param) for param in params])
 
 
 @pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_hooks_are_given_parts(info: OptimizerInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second step on; before it there is no state whose parts could be shown."""
-    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 32))
+def test_a_correction_is_given_pieces(info: OptimizerInfo) -> None:
     params, optimizer = build(info)
     sizes = Sizes([optimizer])
-    whole = [param.numel() for param in params]
-    parts = [32, 28, 32, 28, 5] if info.kind == "elementwise" and not info.whole_tensors else whole
-    for expected in (whole, parts, parts):
-        sizes.seen = []
-        steps(params, optimizer, sizes, 1)
-        assert sizes.seen == expected
+    steps(params, optimizer, sizes, 2, piece=32)
+    assert sizes.seen == 2 * [param.numel() for param in params]
 
 
 def test_pieces_hold_what_was_asked_for() -> None:
-    groups: list[list[Tensor]] = [[torch.zeros(3), torch.zeros(4)], [torch.zeros(9), torch.zeros(1)]]
+    first, second = [torch.zeros(3), torch.zeros(4)], [torch.zeros(9), torch.zeros(1)]
+    optimizer = torch.optim.SGD([{"params": first}, {"params": second, "lr": 0.2}], lr=0.1)
+    sizes = []
+    for piece in pieces(optimizer, 7):
+        assert piece.params == [param for group in optimizer.param_groups for param in group["params"]]
+        sizes.append([param.numel() for param in piece.params])
+    assert sizes == [[3, 4], [9], [1]]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
-    def sizes(can_be_cut: bool) -> list[list[tuple[int, int]]]:
-        found = pieces._pieces(groups, 7, lambda param: can_be_cut)
-        return [[(own.start, own.stop) for ranges in piece for own in ranges] for piece in found]
 
-    assert sizes(False) == [[(0, 3), (0, 4)], [(0, 9)], [(0, 1)]]
-    assert sizes(True) == [[(0, 3), (0, 4)], [(0, 7)], [(7, 9), (0, 1)]]
+def test_an_optimizer_that_may_count_by_group_is_one_piece() -> None:
+    class Fused(torch.optim.SGD):
+        pass
+
+    params = [Parameter(torch.zeros(size)) for size in (3, 4, 9)]
+    assert [len(piece.params) for piece in pieces(Fused(params, lr=0.1), 1)] == [3]
 
 
-def test_what_has_no_views_of_its_elements_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_in_pieces, "__defaults__", (1, 16))
-    param = Parameter(torch.randn(8, 4).T)
-    optimizer = find("adam").build([param], lr=0.01)
-    sizes = Sizes([optimizer])
-    sizes.seen = []
-    steps([param], optimizer, sizes, 2)
-    assert sizes.seen == [32, 32]
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_fresh_parameter_beside_a_delayed_one_gets_the_plain_step(kind: type[Correction]) -> None:
+    """In one piece, and with its optimizer state: a second evaluation must not step it twice."""
+    params, optimizer = build(find("adam"))
+    others, twin = build(find("adam"))
+    params[0].gradient_delay = 0  # type: ignore[attr-defined]
+    steps(params, optimizer, kind([optimizer], 1.0), 3)
+    steps(others, twin, None, 3)
+    assert torch.equal(params[0], others[0])
+    assert all(torch.equal(value, twin.state[others[0]][name]) for name, value in optimizer.state[params[0]].items())
 
 
 def test_parameters_without_delay_are_left_alone() -> None:
@@ -306,18 +313,18 @@ def test_parameters_without_delay_are_left_alone() -> None:
 def test_what_is_remembered_is_in_the_optimizers_state(kind: type[Correction]) -> None:
     """Saved and loaded with the optimizer, a run goes on to the same bits."""
     params, optimizer = build(find("adam"))
-    steps(params, optimizer, kind([optimizer], 1.0), 3)
+    original = kind([optimizer], 1.0)
+    steps(params, optimizer, original, 3)
     others = [Parameter(param.detach().clone()) for param in params]
     resumed = find("adam").build(others, lr=1.0)
     correction = kind([resumed], 1.0)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors otherwise
     assert all(PREVIOUS_UPDATE in resumed.state[other] for other in others)
-    correction.active = True
     for param, other in zip(params, others, strict=True):
         param.grad = torch.randn_like(param)
         other.grad = param.grad.clone()
-    optimizer.step()
-    resumed.step()
+    take_step(optimizer, original, corrected=True)
+    take_step(resumed, correction, corrected=True)
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
 
 

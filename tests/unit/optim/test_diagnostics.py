@@ -9,50 +9,49 @@ from torch.nn import Parameter
 
 from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, names
 from megatron_async.optim.corrections import ErrorFeedback
-from megatron_async.optim.statistics import UpdateStatistics, staleness, trial_update
-from megatron_async.reference.ablations import DelayedFirstMoment
-from megatron_async.reference.fresh import Replay
+from megatron_async.optim.statistics import UpdateStatistics
+from megatron_async.optim.step import MasterStep, Piece, StepContext, parts
+from megatron_async.reference.ablations import DelayedFirstMomentStep
+from megatron_async.reference.staleness import Replay, compare, trial_update
 
 
 @pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
 def test_a_trial_changes_nothing_and_tells_the_next_update(info: OptimizerInfo) -> None:
     param = Parameter(torch.randn(6, 10))
     optimizer = info.build([param], lr=0.01)
-    correction = ErrorFeedback([optimizer], 1.0)
-    for _ in range(2):
+    step = MasterStep([optimizer], parts(correction=ErrorFeedback([optimizer], 1.0)))
+    for batch in range(2):
         param.grad = torch.randn_like(param)
-        optimizer.step()
+        step(StepContext(batch))
     before = param.detach().clone()
     state = {name: value.clone() for name, value in optimizer.state[param].items() if torch.is_tensor(value)}
     param.grad = torch.randn_like(param)
-    (update,) = trial_update([optimizer], correction)
+    (update,) = trial_update([optimizer])
     assert torch.equal(param, before)
     for name, value in state.items():
         assert torch.equal(optimizer.state[param][name], value), name
-    optimizer.step()  # inactive: plain
+    optimizer.step()
     assert torch.equal(before - param.detach(), update)
 
 
 def test_staleness_of_known_updates() -> None:
     fresh = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
     stale = [torch.tensor([0.0, 3.0]), torch.tensor([4.0])]
-    found = staleness(stale, fresh)
+    found = compare(stale, fresh)
     assert found["stale_update_cosine"] == pytest.approx(16 / 25)
     assert found["stale_update_relative_error"] == pytest.approx(math.sqrt(18) / 5)
-    assert math.isnan(staleness(stale, [torch.zeros(2), torch.zeros(1)])["stale_update_cosine"])
+    assert math.isnan(compare(stale, [torch.zeros(2), torch.zeros(1)])["stale_update_cosine"])
 
 
 def test_sizes_of_updates_by_role() -> None:
     """SGD at rate 0.1 with known gradients; error feedback adds the change of the update."""
     matrix, norm = Parameter(torch.ones(2, 3)), Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([matrix, norm], lr=0.1)
-    statistics = UpdateStatistics([optimizer], {matrix: "matrix", norm: "norm"}, None, torch.device("cpu"))
-    correction = ErrorFeedback([optimizer], 0.5)
-    statistics.close()
-    for step, size in enumerate((1.0, 3.0)):
+    statistics = UpdateStatistics(2, {matrix: "matrix", norm: "norm"}, None, torch.device("cpu"))
+    step = MasterStep([optimizer], parts(correction=ErrorFeedback([optimizer], 0.5), statistics=statistics))
+    for batch, size in enumerate((1.0, 3.0)):
         matrix.grad, norm.grad = torch.full((2, 3), size), torch.full((4,), 2 * size)
-        statistics.active = correction.active = step == 1
-        optimizer.step()
+        step(StepContext(batch, corrected=batch == 1))
     pending = statistics.reduce()
     assert pending.ready
     values = pending.read()
@@ -66,12 +65,13 @@ def test_a_delay_of_the_first_moment_alone() -> None:
     lr, decay, (beta1, beta2), eps = 0.1, 0.2, (0.9, 0.95), 1e-8
     param = Parameter(torch.tensor([1.0], dtype=torch.float64))
     optimizer = torch.optim.AdamW([param], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
-    ablation = DelayedFirstMoment(optimizer)
+    ablation = DelayedFirstMomentStep()
+    step_masters = MasterStep([optimizer], parts(optimizer_step=ablation))
     weight, m, v = 1.0, 0.0, 0.0
     for step, (stale, new) in enumerate([(0.5, 0.7), (-0.2, 0.1), (0.9, -0.4)], start=1):
         param.grad = torch.tensor([stale], dtype=torch.float64)
         ablation.fresh = {param: torch.tensor([new], dtype=torch.float64)}
-        optimizer.step()
+        step_masters(StepContext(step))
         m, v = beta1 * m + (1 - beta1) * stale, beta2 * v + (1 - beta2) * new**2
         corrected = m / (1 - beta1**step) / (math.sqrt(v / (1 - beta2**step)) + eps)
         weight = weight * (1 - lr * decay) - lr * corrected
@@ -80,7 +80,8 @@ def test_a_delay_of_the_first_moment_alone() -> None:
 
 def test_the_first_moment_is_adams() -> None:
     with pytest.raises(ValueError, match="AdamW, not SGD"):
-        DelayedFirstMoment(torch.optim.SGD([Parameter(torch.ones(1))]))
+        params = [Parameter(torch.ones(1))]
+        DelayedFirstMomentStep()(Piece(torch.optim.SGD(params), list(params)), StepContext(0))
 
 
 def test_a_batch_is_read_again() -> None:

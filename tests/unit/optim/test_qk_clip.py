@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from megatron_async.optim import qk_clip
 from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, row_factors
+from megatron_async.optim.step import MasterStep, StepContext, parts
 
 HEAD, HIDDEN = 4, 12
 RULE = ClipRule(threshold=100.0, alpha=0.3)
@@ -112,7 +113,6 @@ class Model:
         self.params = [param for layer in self.layers for param in vars(layer.linear_qkv).values()] + [self.other]
         self.parts: list[tuple[Tensor, Parameter, int]] = []
         monkeypatch.setattr(qk_clip, "softmax_attentions", lambda chunks: self.layers)
-        monkeypatch.setattr(qk_clip, "inner_optimizers", lambda optimizer: [SimpleNamespace(optimizer=optimizer)])
         monkeypatch.setattr(qk_clip, "flat_parts", lambda optimizer: self.parts)
 
 
@@ -128,35 +128,29 @@ def factors_of(layer: int) -> Tensor:
     return row_factors(MAXIMA, 2, (2 * HEAD, HEAD, HEAD), RULE)[layer]
 
 
-def clip(params: list[Any]) -> tuple[torch.optim.Optimizer, QkClip]:
+def step_and_clip(params: list[Any], maxima: Tensor | None = MAXIMA) -> None:
     optimizer: Any = torch.optim.SGD(params, lr=1.0)
-    return optimizer, QkClip([], optimizer, RULE)
+    MasterStep([optimizer], parts(qk_clip=QkClip([], optimizer, RULE)))(StepContext(0, logits=maxima))
 
 
 def test_a_step_ends_with_the_clip(model: Model) -> None:
-    optimizer, clipping = clip(model.params)
     expected = []
     for position, param in enumerate(model.params):
         param.grad = torch.randn_like(param)
         stepped = (param - param.grad).detach()
         layer = position // 2
         expected.append(stepped if layer == 2 else stepped * factors_of(layer).view(-1, *[1] * (param.ndim - 1)))
-    with clipping.by(MAXIMA):
-        optimizer.step()
+    step_and_clip(model.params)
     assert all(torch.equal(param, right) for param, right in zip(model.params, expected, strict=True))
     assert not torch.equal(factors_of(0), torch.ones_like(factors_of(0)))
 
 
-def test_nothing_is_clipped_outside_or_without_a_gradient(model: Model) -> None:
-    optimizer, clipping = clip(model.params)
+def test_nothing_is_clipped_without_logits_or_without_a_gradient(model: Model) -> None:
     before = [param.detach().clone() for param in model.params]
-    with clipping.by(MAXIMA):
-        optimizer.step()  # no gradients: an update that is skipped
+    step_and_clip(model.params)  # no gradients: an update that is skipped
     for param in model.params:
         param.grad = torch.zeros_like(param)
-    optimizer.step()
-    with clipping.by(MAXIMA):
-        type(optimizer).step(optimizer)  # a step that is only tried out
+    step_and_clip(model.params, maxima=None)
     assert all(torch.equal(param, right) for param, right in zip(model.params, before, strict=True))
 
 
@@ -168,9 +162,7 @@ def test_flat_parts_of_a_projection_get_their_own_factors(model: Model, bounds: 
     part = weight.detach().view(-1)[start:stop].clone()
     part.grad = torch.zeros_like(part)
     model.parts = [(part, weight, start)]
-    optimizer, clipping = clip([part])
-    with clipping.by(MAXIMA):
-        optimizer.step()
+    step_and_clip([part])
     assert torch.equal(part, (weight * factors_of(1)[:, None]).detach().view(-1)[start:stop])
 
 

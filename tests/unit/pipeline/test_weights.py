@@ -7,7 +7,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from megatron_async.pipeline.pointers import BufferPointer, ParameterPointer
 from megatron_async.pipeline.weights import WeightVersions
-from megatron_async.training.phases import Phases
+from megatron_async.schedules.phases import Phases
 
 
 def series(*, batches: int, delay: int = 1, strength: float = 0.0, phases: Phases | None = None) -> list[float]:

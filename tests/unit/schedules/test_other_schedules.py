@@ -117,7 +117,7 @@ def test_plans_are_lazy(name) -> None:
         microbatches=8,
         batches=10**12,
         stage=3,
-        versions=definition.chunk_versions(4, 3)[0],
+        versions=definition.version_rules(4, 3)[0],
     )
     assert [str(action) for action in islice(actions, 1)] == ["F0.0@v0"]
 

@@ -14,8 +14,11 @@ from megatron_async import platform
 platform.activate("cpu")
 
 from megatron_async.pipeline.host import ReducedValues
+from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training.callbacks import CompletedBatch, Known
 from megatron_async.training.expert_balance import PendingBalance, router_losses
-from megatron_async.training.metrics import BatchNumbers, KnownValues, Metrics, MetricsFile, Scale
+from megatron_async.training.log import Log, MetricsFile
+from megatron_async.training.metrics import Metrics, Scale
 
 
 def read(rows, layers, losses):
@@ -70,31 +73,25 @@ class Writer:
         pass
 
 
-class Loss:
-    ready = True
-
-    def read(self):
-        return 2.0, 8
-
-
 @pytest.mark.parametrize("log_layers", [False, True])
 def test_file_log_and_writer(tmp_path, capsys, log_layers):
     writer = Writer()
-    metrics = Metrics(
-        scale=Scale(4, 2, 1e9, 1, 5),
-        first_iteration=0,
+    log = Log(
         metrics_file=MetricsFile(str(tmp_path / "metrics.jsonl"), 0, {}),
         writer=writer,
         wandb=None,
         log_interval=1,
         log_layers=log_layers,
-        speak=True,
+        global_batch_size=4,
+        completed=0,
+        train_iters=5,
     )
+    group = SimpleNamespace(size=lambda: 1)
+    metrics = Metrics(scale=Scale(4, 2, 1e9, 1), group=group, log=log, first_iteration=0)
     balance = read([[math.nan, 6, 2, 0, 0], [1.0, 2, 2, 2, 2]], [2, 5], ["load_balancing_loss"])
-    metrics.loss(1, Loss())
-    metrics.extra(1, KnownValues(balance))
-    metrics.batch(BatchNumbers(1, 1.0, 0.1, False, 0.5, None))
-    metrics.close()
+    metrics.on_losses(0, [{"lm loss": torch.tensor([16.0, 8.0])}])
+    metrics.on_batch_end(CompletedBatch(0, [UpdateReport(0, 0, 1.0, False, ())], 0.1, 0.5, None, [Known(balance)]))
+    metrics.on_train_end(complete=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
     assert row["load_balancing_loss"] is None and row["expert_imbalance"] == 3.0
     assert row["moe_layers"]["2"] == {"load_balancing_loss": None, "expert_imbalance": 3.0, "idle_experts": 2}

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron_async.pipeline.links import LinkFailure, _wait
+from megatron_async.pipeline.update import UpdateReport
+from megatron_async.training.callbacks import CompletedBatch
 from megatron_async.training.faults import LossSpikes, SkippedUpdates, samples
 from megatron_async.training.signals import StopRequests
 
@@ -22,18 +24,35 @@ def test_samples_of_a_batch():
     assert samples(2, 8, last=4) == "16 to 39"
 
 
+class Notes:
+    """The part of a loop that notes are told to."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def completed(batch: int, *, skipped: bool) -> CompletedBatch:
+    return CompletedBatch(batch, [UpdateReport(0, batch, 1.0, skipped, ())], 0.1, 0.5, None)
+
+
 def test_an_update_that_is_made_ends_the_row():
-    skips = SkippedUpdates(3, 8)
+    skips, notes = SkippedUpdates(3, 8), Notes()
+    skips.on_train_begin(notes)
     for batch in (0, 1):
-        skips.skipped(batch)
-    skips.applied()
+        skips.on_batch_end(completed(batch, skipped=True))
+    skips.on_batch_end(completed(2, skipped=False))
     for batch in (3, 4):
-        assert not skips.too_many
-        skips.skipped(batch)
-    assert "samples 40 to 47" in skips.skipped(5)
-    assert skips.too_many
-    skips.applied()  # batches that had begun go on to their end; the verdict stays
-    assert skips.too_many
+        assert not skips.wants_stop
+        skips.on_batch_end(completed(batch, skipped=True))
+    skips.on_batch_end(completed(5, skipped=True))
+    assert "samples 40 to 47" in notes.texts[-1]
+    assert skips.wants_stop
+    # Batches that had begun go on to their end; the verdict stays.
+    skips.on_batch_end(completed(6, skipped=False))
+    assert skips.wants_stop
     assert "iterations 4 to 6, samples 24 to 47" in str(skips.error(None))
 
 

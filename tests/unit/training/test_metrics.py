@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 import json
 
-from megatron_async.training.metrics import MetricsFile
-from megatron_async.training.phases import Phases
+from megatron_async.schedules.phases import Phases
+from megatron_async.training.log import MetricsFile
 
 
 def rows(path):

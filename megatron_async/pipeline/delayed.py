@@ -1,0 +1,138 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Delayed batches: segments of a schedule through the executor."""
+
+import argparse
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
+
+from megatron_async.mcore.optimizer import mark_delay, shards_of
+from megatron_async.mcore.parallel import device
+from megatron_async.pipeline.executor import Chunk, Executor, MicrobatchStep
+from megatron_async.pipeline.gradients import GradientGenerations
+from megatron_async.pipeline.links import Message, connect
+from megatron_async.pipeline.pointers import pointers
+from megatron_async.pipeline.router_bias import RouterBiases
+from megatron_async.pipeline.steps import History, Training
+from megatron_async.pipeline.update import DeferredUpdate, UpdateRule
+from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.schedules import SCHEDULES, ScheduleDefinition
+
+
+class DelayedSteps:
+    """Segments of a delayed schedule through the executor; a synchronous batch is a segment of its own.
+
+    Args:
+        newest_version: number of updates that the weights have had.
+    """
+
+    def __init__(self, training: Training, *, newest_version: int) -> None:
+        args, self._phases = training.args, training.phases
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        self._stage, self._stages = groups.pp.rank(), groups.pp.size()
+        self._schedule = SCHEDULES[args.pipeline_schedule]
+        self._microbatches = get_num_microbatches()
+        self.delays = self._schedule.delays(self._stages, self._stage)
+        self.chunks = [
+            _make_chunk(training, self._schedule, index, delay, newest_version)
+            for index, delay in enumerate(self.delays)
+        ]
+        self._executor = Executor(
+            chunks=self.chunks,
+            step=MicrobatchStep(training.forward_step, self._microbatches, groups.cp.size()),
+            links=connect(
+                torch.distributed.get_process_group_ranks(groups.pp),
+                self._stage,
+                activations(args, get_model_config(training.model[0])),
+                sends_in_flight=self._schedule.untaken_sends(self._stages),
+                timeout=timedelta(minutes=args.distributed_timeout_minutes),
+            ),
+            hooks=training.hooks,
+            timeline=training.timeline,
+        )
+
+    @property
+    def histories(self) -> Sequence[History]:
+        return [chunk.weights for chunk in self.chunks]
+
+    def run(self, first_batch: int, batches: int) -> int:
+        end = self._phases.end_of_segment(first_batch, first_batch + batches)
+        done = self._executor.run(
+            lambda count: self._schedule.stage_actions(
+                stages=self._stages,
+                stage=self._stage,
+                microbatches=self._microbatches,
+                batches=count,
+                first_batch=first_batch,
+                versions=self._phases.versions(self.delays[0]),
+            ),
+            first_batch=first_batch,
+            batches=end - first_batch,
+        )
+        for chunk in self.chunks:
+            chunk.weights.use(chunk.weights.newest)
+        return done
+
+
+def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, delay: int, newest_version: int) -> Chunk:
+    args, module, optimizer = training.args, training.model[index], training.optimizers[index]
+    for param in module.parameters():
+        mark_delay(param, delay)
+    for shard, _ in shards_of(optimizer):
+        shard.gradient_delay = delay  # type: ignore[attr-defined]
+    weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
+    gradients = GradientGenerations(module)
+    routers = RouterBiases(
+        module,
+        mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
+        args.moe_router_bias_update_rate,
+    )
+    logits = training.logit_maxima([module])
+    return Chunk(
+        module=module,
+        data_iterator=training.data_iterators[index],
+        first=get_attr_wrapped_model(module, "pre_process"),
+        last=get_attr_wrapped_model(module, "post_process"),
+        weights=weights,
+        gradients=gradients,
+        routers=routers,
+        logits=logits,
+        update=DeferredUpdate(
+            index=index,
+            chunk=module,
+            optimizer=optimizer,
+            weights=weights,
+            gradients=gradients,
+            routers=routers,
+            logits=logits,
+            master_step=training.master_step([module], optimizer),
+            corrected=training.corrected,
+            rule=UpdateRule(
+                clip_grad=args.clip_grad,
+                per_token=args.calculate_per_token_loss,
+                stage_norm=schedule.norm_scope == "stage",
+                lag=args.pipeline_model_parallel_size if schedule.norm_scope == "stage" else 0,
+            ),
+        ),
+    )
+
+
+def activations(args: argparse.Namespace, config: Any) -> Message:
+    """What stages pass on: the activations of one micro-batch."""
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    (shape,) = get_tensor_shapes(
+        seq_length=args.seq_length,
+        micro_batch_size=args.micro_batch_size,
+        decoder_seq_length=None,
+        config=config,
+        tp_group=groups.tp,
+        cp_group=groups.cp,
+    )
+    return Message(tuple(shape), config.pipeline_dtype, device())

@@ -1,0 +1,84 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The schedule and the delay of a command line.
+
+`--gradient-delay` is a number of updates for all layers, or the name of a delayed schedule, followed by `:P` where its
+delays depend on the number P of stages.
+"""
+
+import argparse
+from itertools import groupby
+from math import gcd
+
+from megatron_async.schedules.registry import SCHEDULES, ScheduleDefinition
+
+LARGEST_DELAY = 64
+"""Of `--gradient-delay N`: each update of delay costs a copy of the weights."""
+
+
+def schedule_of(args: argparse.Namespace) -> ScheduleDefinition:
+    """Definition of `--pipeline-schedule`."""
+    return SCHEDULES[args.pipeline_schedule]
+
+
+def is_delayed(args: argparse.Namespace) -> bool:
+    """Whether gradients are taken at older weights than they update, in a pipeline or in the delay oracle."""
+    return schedule_of(args).delayed or args.gradient_delay is not None
+
+
+def oracle_problem(value: str, layers: int | None) -> str | None:
+    """The fault of a value of `--gradient-delay`, or None."""
+    if value.isdecimal() and int(value) <= LARGEST_DELAY:
+        return None
+    definition, stages = _parse(value)
+    if definition is None or stages < 1:
+        names = ", ".join(
+            f"{name}:P" if _depends_on_stages(schedule) else name
+            for name, schedule in SCHEDULES.items()
+            if schedule.delayed
+        )
+        return (
+            f"--gradient-delay {value}: must be a whole number from 0 to {LARGEST_DELAY}, or one of {names}, with a "
+            "number P of stages."
+        )
+    parts = len(definition.layer_delays(stages))
+    if layers is not None and layers % parts != 0:
+        return f"--gradient-delay {value} cannot divide {layers} layers into {parts} equal parts. Change one of them."
+    return None
+
+
+def oracle_delays(value: str) -> tuple[int, ...]:
+    """Delay of each equal part of the layers for a value of `--gradient-delay` without a problem."""
+    if value.isdecimal():
+        return (int(value),)
+    definition, stages = _parse(value)
+    assert definition is not None
+    return definition.layer_delays(stages)
+
+
+def delay_pattern(args: argparse.Namespace) -> tuple[tuple[int, int], ...]:
+    """(delay, relative number of layers) from the first to the last layer, the same for every layout.
+
+    A uniform delay counts as 1: state that belongs to delayed parameters fits any of them.
+    """
+    if getattr(args, "gradient_delay", None) is not None:
+        delays = oracle_delays(args.gradient_delay)
+    else:
+        delays = SCHEDULES[getattr(args, "pipeline_schedule", "1f1b")].layer_delays(args.pipeline_model_parallel_size)
+    runs = [(delay, len(list(run))) for delay, run in groupby(delays)]
+    if len(runs) == 1:
+        return ((min(1, runs[0][0]), 1),)
+    divisor = gcd(*(length for _, length in runs))
+    return tuple((delay, length // divisor) for delay, length in runs)
+
+
+def _parse(value: str) -> tuple[ScheduleDefinition | None, int]:
+    """Schedule and number of stages of a value such as "wpipe" or "pipedream:4"; no schedule for a bad value."""
+    name, colon, number = value.partition(":")
+    definition = SCHEDULES.get(name)
+    if definition is None or not definition.delayed or _depends_on_stages(definition) != bool(colon):
+        return None, 0
+    return definition, (int(number) if number.isdecimal() else 0) if colon else 1
+
+
+def _depends_on_stages(definition: ScheduleDefinition) -> bool:
+    return any(definition.delays(3, stage) != definition.delays(1, 0) for stage in range(3))

@@ -1,0 +1,164 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The log of the logging rank: metrics file, log line, tensorboard, wandb, progress bar."""
+
+import math
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from megatron_async.files import JsonLines, read_json_lines
+
+Row = dict[str, Any]
+"""The values of a batch by their names in the metrics file."""
+
+# Values of models with experts, in the log line and under Megatron's names in tensorboard and wandb.
+_BALANCE = (
+    "load_balancing_loss",
+    "seq_load_balancing_loss",
+    "global_load_balancing_loss",
+    "z_loss",
+    "expert_imbalance",
+    "idle_experts",
+)
+# Name in the metrics file: name in tensorboard and wandb.
+_SCALARS = {
+    "lm_loss": "lm loss",
+    "grad_norm": "grad-norm",
+    "learning_rate": "learning-rate",
+    "iteration_ms": "iteration-time",
+    "tokens_per_s": "tokens-per-second",
+    "bubble_share": "pipeline-bubble-share",
+    **{name: name for name in _BALANCE},
+}
+
+
+class MetricsFile(JsonLines):
+    """The metrics file of a run; continued where the run resumes.
+
+    Args:
+        path: the file.
+        resumed_from: completed batches before this run; later rows, from a run that did not save, are dropped.
+        config: first line of a new file.
+    """
+
+    def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any]) -> None:
+        file = Path(path)
+        before = read_json_lines(file) if resumed_from and file.exists() else []
+        rows = [row for row in before if row.get("iteration", 0) <= resumed_from]
+        super().__init__(file, rows or [{"config": config}])
+
+
+class Log:
+    """Writes batches and evaluations to every place the user asked for.
+
+    Args:
+        metrics_file: None for none.
+        writer, wandb: tensorboard's SummaryWriter and the wandb module, or None.
+        log_interval: batches between log lines.
+        log_layers: whether tensorboard and wandb get the expert balance of each layer.
+        global_batch_size: samples of a batch.
+        completed, train_iters: batches before this run, and of the whole run.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics_file: MetricsFile | None,
+        writer: Any,
+        wandb: Any,
+        log_interval: int,
+        log_layers: bool,
+        global_batch_size: int,
+        completed: int,
+        train_iters: int,
+    ) -> None:
+        self._file, self._writer, self._wandb = metrics_file, writer, wandb
+        self._log_interval, self._log_layers = log_interval, log_layers
+        self._batch_size, self._train_iters = global_batch_size, train_iters
+        self._skipped = self._nan = 0
+        self._progress = _start_progress(completed, train_iters) if sys.stdout.isatty() else None
+
+    def batch(self, row: Row) -> None:
+        """Write a batch."""
+        self._skipped += row["skipped"]
+        self._nan += not math.isfinite(row["lm_loss"])
+        if self._file is not None:
+            self._file.write(row)
+        self._to_writers(self._scalars(row), row["iteration"])
+        if row["iteration"] % self._log_interval == 0:
+            self.say(self._line(row))
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=row["iteration"])
+
+    def validation(self, iteration: int, loss: float) -> None:
+        """Write the result of an evaluation."""
+        if self._file is not None:
+            self._file.write({"iteration": iteration, "valid_loss": loss})
+        self._to_writers({"lm loss validation": loss}, iteration)
+        self.say(
+            f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
+            f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |"
+        )
+
+    def say(self, text: str) -> None:
+        """Write a line to standard output, above the progress bar."""
+        if self._progress is not None:
+            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """End the progress bar and close the files."""
+        if self._progress is not None:
+            self._progress.stop()
+        if self._file is not None:
+            self._file.close()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _to_writers(self, values: Mapping[str, float], iteration: int) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, iteration)
+        if self._wandb is not None:
+            self._wandb.log(dict(values), iteration)
+
+    def _scalars(self, row: Row) -> dict[str, float]:
+        values = {name: row[key] for key, name in _SCALARS.items() if row.get(key) is not None}
+        if self._log_layers:
+            # Megatron numbers layers from 0 in these names.
+            values |= {
+                f"moe/{name}_layer_{int(layer) - 1}": value
+                for layer, balance in row.get("moe_layers", {}).items()
+                for name, value in balance.items()
+            }
+        return values
+
+    def _line(self, row: Row) -> str:
+        bubble = "" if row["bubble_share"] is None else f" pipeline bubble: {row['bubble_share']:.1%} |"
+        balance = "".join(f" {name.replace('_', ' ')}: {row[name]:.6G} |" for name in _BALANCE if name in row)
+        return (
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._train_iters:8d} |"
+            f" consumed samples: {row['consumed_samples']:12d} |"
+            f" elapsed time per iteration (ms): {row['iteration_ms']:.1f} |"
+            f" throughput per GPU (TFLOP/s/GPU): {row['tflops_per_device']:.3f} |"
+            f" tokens per second: {row['tokens_per_s']:.0f} |"
+            f" learning rate: {row['learning_rate']:.6E} |"
+            f" global batch size: {self._batch_size:5d} |"
+            f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
+            f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
+        )
+
+
+def _start_progress(completed: int, train_iters: int) -> Progress:
+    columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    progress = Progress(*columns, console=Console())
+    progress.add_task("training", total=train_iters, completed=completed)
+    progress.start()
+    return progress

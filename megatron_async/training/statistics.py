@@ -1,0 +1,32 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Callbacks that put measurements of the update into the log."""
+
+from collections.abc import Mapping
+
+from megatron_async.optim.statistics import UpdateStatistics
+from megatron_async.training.callbacks import Callback, CompletedBatch, Known
+
+
+class StatisticsValues(Callback):
+    """Logs `update_rms` by role and `correction_rms` of the batches that are measured."""
+
+    def __init__(self, statistics: UpdateStatistics) -> None:
+        self._statistics = statistics
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        if self._statistics.measures(batch.number):
+            batch.pending.append(self._statistics.reduce())
+
+
+class StalenessValues(Callback):
+    """Logs how stale an update is, where the delay oracle has measured it."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Mapping[str, float]] = {}
+
+    def __call__(self, batch: int, values: Mapping[str, float]) -> None:
+        self._values[batch] = values
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        if batch.number in self._values:
+            batch.pending.append(Known(self._values.pop(batch.number)))
