@@ -28,7 +28,7 @@ def paths_in(text: str) -> set[str]:
 
 
 def exists(path: str, document: Path) -> bool:
-    """Whether `path` is there, seen from the repository, the package, the tests or the page. Bare names may lie deeper."""
+    """Whether `path` is there, from the repository, the package, the tests or the page; bare names may lie deeper."""
     bases = (ROOT, PACKAGE, ROOT / "tests", document.parent)
     pattern = path.rstrip("/")
     deeper = () if "/" in pattern else (PACKAGE, ROOT / "examples")
