@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.contenders import make_optimizer
 from benchmarks.stack import Cell, Stage, make_piece, mean_square, microbatch
-from megatron_async.reference.delay import Group, Oracle
+from megatron_async.reference.delay import DelayOracle, Group
 
 CHECKED_BATCHES = 3
 """Batches of the check: the third is the first whose gradient depends on an update with a delay."""
@@ -48,7 +48,7 @@ def _trained(cell: Cell, delays: tuple[int, ...], count: int, size: int) -> Sequ
     """All synchronous contenders share one; nobody changes it."""
     pieces = [make_piece(cell, index) for index in range(2 * cell.stages)]
     stack, optimizer = Stage(pieces, first=True, last=True), make_optimizer(pieces)
-    oracle = Oracle([Group(tuple(piece.parameters()), delay) for piece, delay in zip(pieces, delays, strict=True)])
+    oracle = DelayOracle([Group(tuple(piece.parameters()), delay) for piece, delay in zip(pieces, delays, strict=True)])
     for update in range(count):
         optimizer.zero_grad()
         with oracle.stale():

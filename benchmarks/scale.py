@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.formulas import MicroBatchCosts, dualpipe_bubble, interleaved_bubble, zb1p_bubble
 from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, simulate
-from megatron_async.schedules.formulas import MicroBatchCosts, dualpipe_bubble, interleaved_bubble, zb1p_bubble
 
 DEVICES = (64, 256, 1024, 2048, 4096)
 

@@ -65,7 +65,7 @@ class DelayedSteps:
     def run(self, first_batch: int, batches: int) -> int:
         end = self._phases.end_of_segment(first_batch, first_batch + batches)
         done = self._executor.run(
-            lambda count: self._schedule.stage_actions(
+            lambda count: self._schedule.plan(
                 stages=self._stages,
                 stage=self._stage,
                 microbatches=self._microbatches,

@@ -14,9 +14,7 @@ from megatron_async.schedules.actions import (
     Schedule,
     Update,
     VersionRule,
-    delayed_versions,
     stale_versions,
-    synchronous_versions,
 )
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.schedules.registry import (
@@ -42,7 +40,6 @@ __all__ = [
     "StageCosts",
     "Update",
     "VersionRule",
-    "delayed_versions",
     "is_delayed",
     "make_schedule",
     "register",
@@ -50,6 +47,5 @@ __all__ = [
     "schedule_problems",
     "simulate",
     "stale_versions",
-    "synchronous_versions",
     "validate",
 ]

@@ -69,37 +69,6 @@ Compute = Forward | Backward
 Action = Forward | Backward | Reduce | Update
 
 
-def synchronous_versions() -> VersionRule:
-    """Batch b is computed with W_b: no gradient delay."""
-    return lambda batch: batch
-
-
-def delayed_versions(synchronous_start: int = 0, cooldown_from: int | None = None) -> VersionRule:
-    """Batch b is computed with W_(b-1), apart from a synchronous start and cooldown.
-
-    Args:
-        synchronous_start: number S of synchronous batches at the start. Batches 0 .. S-1 use W_b; the first
-            delayed batch S is still fresh (nothing newer than W_S exists when its pipe is empty).
-        cooldown_from: first batch K of the synchronous cooldown; batches K, K+1, ... use W_b. None: no
-            cooldown.
-
-    Raises:
-        ValueError: a negative number of synchronous batches.
-    """
-    if synchronous_start < 0:
-        raise ValueError(f"synchronous_start = {synchronous_start}: must not be negative")
-
-    def version(batch: int) -> int:
-        fresh = batch <= synchronous_start or (cooldown_from is not None and batch >= cooldown_from)
-        return batch if fresh else batch - 1
-
-    return version
-
-
-SYNCHRONOUS = synchronous_versions()
-DELAYED_BY_ONE = delayed_versions()
-
-
 def stale_versions(delay: int) -> VersionRule:
     """Batch b is computed with W_(b-delay), with W_0 while there is nothing that old."""
     return lambda batch: max(batch - delay, 0)

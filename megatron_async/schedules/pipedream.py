@@ -1,59 +1,24 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Original PipeDream (SOSP 2019): an update after every backward, with stashed weight versions."""
+"""Original PipeDream (SOSP 2019): an update after every backward, with stashed weight versions.
+
+Every micro-batch is a batch of its own: the batch numbers of R and U, and of the version rule, are micro-batch numbers.
+Stage s runs P-1-s forwards ahead of its backwards, so its gradients are P-1-s updates old and P-s versions are alive.
+"""
 
 from collections.abc import Iterator
 
-from megatron_async.schedules.actions import (
-    Action,
-    Backward,
-    Forward,
-    Reduce,
-    Update,
-    VersionRule,
-    stale_versions,
-)
-from megatron_async.schedules.shape import check_stage
+from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Update
+from megatron_async.schedules.segment import Segment
 
 
-def stage_delay(*, stages: int, stage: int) -> int:
-    """Gradient delay of a stage in optimizer steps: P-1-s, the forwards it runs ahead of its backwards."""
-    return stages - 1 - stage
-
-
-def stage_actions(
-    *,
-    stages: int,
-    microbatches: int,
-    batches: int,
-    stage: int,
-    first_batch: int = 0,
-    versions: VersionRule | None = None,
-) -> Iterator[Action]:
-    """Lazy plan of a segment for one stage.
-
-    Every micro-batch is a batch of its own: micro-batches first_batch * M .. (first_batch + batches) * M - 1
-    are run, and the batch numbers of R and U are micro-batch numbers. Micro-batch i uses the newest version
-    that exists at the stage in an endless stream, max(i - (P-1-s), 0), forward and backward; P-s versions are
-    alive. The rule goes by the absolute number, so a drain changes no number.
-
-    Args:
-        versions: rule of versions by micro-batch number; None takes the one above.
-
-    Raises:
-        ValueError: numbers out of range.
-    """
-    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
-    delay = stage_delay(stages=stages, stage=stage)
-    numbers = range(first_batch * microbatches, (first_batch + batches) * microbatches)
-    return _stream(numbers, delay, stale_versions(delay) if versions is None else versions)
-
-
-def _stream(numbers: range, delay: int, versions: VersionRule) -> Iterator[Action]:
-    for microbatch in range(numbers.start, numbers.stop + delay):
+def pipedream(segment: Segment) -> Iterator[Action]:
+    """One stream over all micro-batches. Versions go by the absolute number, so a drain changes no number."""
+    numbers = segment.micro_batches
+    for microbatch in range(numbers.start, numbers.stop + segment.ahead):
         if microbatch in numbers:
-            yield Forward(0, microbatch, versions(microbatch))
-        done = microbatch - delay
+            yield Forward(0, microbatch, segment.versions(microbatch))
+        done = microbatch - segment.ahead
         if done in numbers:
-            yield Backward(0, done, versions(done))
+            yield Backward(0, done, segment.versions(done))
             yield Reduce(0, done)
             yield Update(0, done)

@@ -4,27 +4,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
-from megatron_async.schedules import one_f_one_b, pipedream, two_bw, wpipe
+from megatron_async.schedules import pipedream, two_bw, wpipe
 from megatron_async.schedules.actions import Action, Schedule, VersionRule, stale_versions
-from megatron_async.schedules.shape import overlap_problems, raise_problems, shape_problems
-
-
-class StageActions(Protocol):
-    """Lazy plan of a segment for one stage (rank)."""
-
-    def __call__(
-        self,
-        *,
-        stages: int,
-        microbatches: int,
-        batches: int,
-        stage: int,
-        first_batch: int = 0,
-        versions: VersionRule = ...,
-    ) -> Iterator[Action]: ...
-
+from megatron_async.schedules.segment import Segment, overlap_problems, raise_problems, shape_problems
 
 NormScope = Literal["model", "chunk", "stage"]
 """Parameters whose gradients are clipped by one norm: the whole model, a chunk of every rank (half of the layers with
@@ -38,7 +22,7 @@ class ScheduleDefinition:
     Attributes:
         name: value of `--pipeline-schedule`.
         summary: one sentence for `--help`.
-        stage_actions: the plan of one stage.
+        actions: the lazy plan of one stage.
         delays: (stages, stage) -> gradient delay in updates of each chunk of that stage. The one place that says so.
         chunks: virtual stages per rank.
         norm_scope: which gradients one norm clips.
@@ -53,7 +37,7 @@ class ScheduleDefinition:
 
     name: str
     summary: str
-    stage_actions: StageActions
+    actions: Callable[[Segment], Iterator[Action]]
     delays: Callable[[int, int], tuple[int, ...]]
     chunks: int = 1
     norm_scope: NormScope = "model"
@@ -68,6 +52,41 @@ class ScheduleDefinition:
     def delayed(self) -> bool:
         """Whether some gradient is taken at older weights than it updates."""
         return any(delay for stage in range(self.chunks + 1) for delay in self.delays(self.chunks + 1, stage))
+
+    def plan(
+        self,
+        *,
+        stages: int,
+        stage: int,
+        microbatches: int,
+        batches: int,
+        first_batch: int = 0,
+        versions: VersionRule | None = None,
+    ) -> Iterator[Action]:
+        """The actions of one stage in batches first_batch .. first_batch + batches - 1, planned lazily.
+
+        The pipe is empty before and after. A single batch overlaps with no other and may have any number of
+        micro-batches.
+
+        Args:
+            versions: rule of weight versions of chunk 0; None for the schedule's own.
+
+        Raises:
+            ValueError: numbers out of range, or several batches of too few micro-batches.
+        """
+        problems = shape_problems(
+            stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch, stage=stage
+        )
+        if not problems and batches > 1:
+            problems = self.overlap_problems(stages=stages, microbatches=microbatches)
+        raise_problems(problems)
+        rule = versions or self.version_rules(stages, stage)[0]
+        return self.actions(Segment(stages, stage, microbatches, range(first_batch, first_batch + batches), rule))
+
+    def overlap_problems(self, *, stages: int, microbatches: int) -> list[str]:
+        """Problems with batches of so many micro-batches where several follow one another."""
+        least = self.least_microbatches(stages)
+        return overlap_problems(name=self.name, stages=stages, microbatches=microbatches, least=least)
 
     def layer_delays(self, stages: int) -> tuple[int, ...]:
         """Delay of each virtual stage, in the order of the model's layers."""
@@ -91,7 +110,7 @@ def _two_bw(name: str, summary: str, *, lead: int) -> ScheduleDefinition:
     return ScheduleDefinition(
         name=name,
         summary=summary,
-        stage_actions=partial(two_bw.stage_actions, lead=lead, name=name),
+        actions=partial(two_bw.two_bw, lead=lead),
         delays=lambda stages, stage: (1,),
         least_microbatches=partial(two_bw.least_microbatches, lead=lead),
         untaken_sends=lambda stages: lead + 1,
@@ -117,7 +136,7 @@ register(
     ScheduleDefinition(
         name="1f1b",
         summary="Megatron-Core's own; a bubble in every batch",
-        stage_actions=one_f_one_b.stage_actions,
+        actions=two_bw.one_f_one_b,
         delays=lambda stages, stage: (0,),
         megatron=True,
     )
@@ -128,7 +147,7 @@ register(
         name="wpipe",
         summary="no bubble; gradients one step old in the first half of the layers only",
         chunks=2,
-        stage_actions=wpipe.stage_actions,
+        actions=wpipe.wpipe,
         delays=lambda stages, stage: (1, 0),
         norm_scope="chunk",
         least_microbatches=lambda stages: stages,
@@ -141,8 +160,8 @@ register(
     ScheduleDefinition(
         name="pipedream",
         summary="the original PipeDream: an update after each micro-batch, gradients P-1-s steps old on stage s",
-        stage_actions=pipedream.stage_actions,
-        delays=lambda stages, stage: (pipedream.stage_delay(stages=stages, stage=stage),),
+        actions=pipedream.pipedream,
+        delays=lambda stages, stage: (stages - 1 - stage,),
         norm_scope="stage",
         update_per_microbatch=True,
         tied_embeddings=False,
@@ -163,8 +182,7 @@ def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int
     if name not in SCHEDULES:
         return [f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}", *problems]
     if not problems:
-        least = SCHEDULES[name].least_microbatches(stages)
-        problems += overlap_problems(name=name, stages=stages, microbatches=microbatches, least=least)
+        problems += SCHEDULES[name].overlap_problems(stages=stages, microbatches=microbatches)
     return problems
 
 
@@ -206,11 +224,11 @@ def make_schedule(
         chunks=definition.chunks,
         actions=tuple(
             tuple(
-                definition.stage_actions(
+                definition.plan(
                     stages=stages,
+                    stage=rank,
                     microbatches=microbatches,
                     batches=batches,
-                    stage=rank,
                     first_batch=first_batch,
                     versions=rules[rank][0],
                 )

@@ -33,19 +33,10 @@ between F and 4F leaves a bubble of 6.3 % at most, and of 3.5 % where M >= 2P.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
-from megatron_async.schedules.actions import (
-    DELAYED_BY_ONE,
-    Action,
-    Backward,
-    Forward,
-    Reduce,
-    Update,
-    VersionRule,
-)
-from megatron_async.schedules.shape import check_stage, overlap_problems, raise_problems
+from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Update
+from megatron_async.schedules.segment import Segment
 
 DELAYED, FRESH = 0, 1
 """The two chunks, and the two kinds of slots."""
@@ -63,87 +54,53 @@ def word(stages: int, microbatches: int) -> tuple[int, ...]:
     )
 
 
-def stage_actions(
-    *,
-    stages: int,
-    microbatches: int,
-    batches: int,
-    stage: int,
-    first_batch: int = 0,
-    versions: VersionRule = DELAYED_BY_ONE,
-) -> Iterator[Action]:
-    """Lazy plan of a segment for one rank: the periodic word, without the batches outside the segment.
+def wpipe(segment: Segment) -> Iterator[Action]:
+    """The periodic word, without the batches outside the segment. Memory is O(M).
 
-    Memory is O(M). U of chunk 0, batch b comes immediately before the first forward of its batch b+2, U of
-    chunk 1 before the first forward of its batch b+1; if that forward is not in the segment, after the
-    segment's last backward. Segments compose, and may be shortened while they run, as those of 2bw.
-
-    Args:
-        stage: the rank; it holds virtual stages `stage` and `stages + stage`.
-        versions: rule for chunk 0; chunk 1 always uses W_b.
-
-    Raises:
-        ValueError: numbers out of range, or fewer micro-batches than stages.
+    U of chunk 0, batch b comes just before the first forward of its batch b+2, U of chunk 1 before the first forward of
+    its batch b+1; if that forward is not in the segment, after the segment's last backward. Chunk 1 always uses W_b.
+    Segments compose, and may be shortened while they run, like those of 2bw.
     """
-    check_stage(stages=stages, microbatches=microbatches, batches=batches, stage=stage, first_batch=first_batch)
-    raise_problems(overlap_problems(name="wpipe", stages=stages, microbatches=microbatches, least=stages))
-    segment = _Segment(
-        stages=stages,
-        microbatches=microbatches,
-        batches=range(first_batch, first_batch + batches),
-        stage=stage,
-        versions=versions,
-    )
-    return segment.actions()
+    period = word(segment.stages, segment.microbatches)
+    forwards, backwards = _slots(segment, period), _slots(segment, period)
+    # The stream begins one period early: forwards of chunk 0 lead by P delayed slots, and P <= M.
+    for slot in range((len(segment.batches) + 1) * len(period) + segment.ahead):
+        chunk, number = next(forwards)
+        yield from _forward(segment, chunk, number + segment.stages if chunk == DELAYED else number)
+        if slot >= segment.ahead:
+            yield from _backward(segment, *next(backwards))
+    for batch in segment.batches[-2:]:
+        yield Update(DELAYED, batch)
+    yield Update(FRESH, segment.batches[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    stages: int
-    microbatches: int
-    batches: range
-    stage: int
-    versions: VersionRule
+def _slots(segment: Segment, period: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Kind of each slot and its number among the slots of that kind, from the period before the segment on."""
+    counts = [(segment.batches.start - 1) * segment.microbatches] * 2
+    while True:
+        for chunk in period:
+            yield chunk, counts[chunk]
+            counts[chunk] += 1
 
-    def actions(self) -> Iterator[Action]:
-        period = word(self.stages, self.microbatches)
-        forwards = self._numbers(period, start=self.batches.start - 1)
-        backwards = self._numbers(period, start=self.batches.start - 1)
-        # The stream begins one period early: forwards of chunk 0 lead by P delayed slots, and P <= M.
-        slots = (len(self.batches) + 1) * len(period) + self.stages - 1 - self.stage
-        for slot in range(slots):
-            chunk, number = next(forwards)
-            yield from self._forward(chunk, number + self.stages if chunk == DELAYED else number)
-            if slot >= self.stages - 1 - self.stage:
-                yield from self._backward(*next(backwards))
-        for batch in range(max(self.batches.start, self.batches.stop - 2), self.batches.stop):
-            yield Update(DELAYED, batch)
-        yield Update(FRESH, self.batches.stop - 1)
 
-    def _numbers(self, period: tuple[int, ...], start: int) -> Iterator[tuple[int, int]]:
-        """Kind of each slot and its number among the slots of that kind, from a period on."""
-        counts = [start * self.microbatches, start * self.microbatches]
-        while True:
-            for chunk in period:
-                yield chunk, counts[chunk]
-                counts[chunk] += 1
+def _forward(segment: Segment, chunk: int, microbatch: int) -> Iterator[Action]:
+    batch, position = divmod(microbatch, segment.microbatches)
+    if batch not in segment.batches:
+        return
+    updated = batch - 2 if chunk == DELAYED else batch - 1
+    if position == 0 and updated in segment.batches:
+        yield Update(chunk, updated)
+    yield Forward(chunk, microbatch, _version(segment, chunk, batch))
 
-    def _forward(self, chunk: int, microbatch: int) -> Iterator[Action]:
-        batch, position = divmod(microbatch, self.microbatches)
-        if batch not in self.batches:
-            return
-        updated = batch - 2 if chunk == DELAYED else batch - 1
-        if position == 0 and updated in self.batches:
-            yield Update(chunk, updated)
-        yield Forward(chunk, microbatch, self._version(chunk, batch))
 
-    def _backward(self, chunk: int, microbatch: int) -> Iterator[Action]:
-        batch, position = divmod(microbatch, self.microbatches)
-        if batch not in self.batches:
-            return
-        yield Backward(chunk, microbatch, self._version(chunk, batch))
-        if position == self.microbatches - 1:
-            yield Reduce(chunk, batch)
+def _backward(segment: Segment, chunk: int, microbatch: int) -> Iterator[Action]:
+    batch, position = divmod(microbatch, segment.microbatches)
+    if batch not in segment.batches:
+        return
+    yield Backward(chunk, microbatch, _version(segment, chunk, batch))
+    if position == segment.microbatches - 1:
+        yield Reduce(chunk, batch)
 
-    def _version(self, chunk: int, batch: int) -> int:
-        return self.versions(batch) if chunk == DELAYED else batch
+
+def _version(segment: Segment, chunk: int, batch: int) -> int:
+    return segment.versions(batch) if chunk == DELAYED else batch

@@ -8,11 +8,10 @@ from megatron_async.schedules import (
     Forward,
     Reduce,
     Update,
-    delayed_versions,
     make_schedule,
     stale_versions,
-    synchronous_versions,
 )
+from megatron_async.schedules.phases import Phases
 
 
 def test_text_forms() -> None:
@@ -31,21 +30,16 @@ def test_actions_are_frozen_values() -> None:
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (synchronous_versions(), [0, 1, 2, 3, 4, 5]),
-        (delayed_versions(), [0, 0, 1, 2, 3, 4]),
-        (delayed_versions(synchronous_start=2), [0, 1, 2, 2, 3, 4]),
-        (delayed_versions(cooldown_from=4), [0, 0, 1, 2, 4, 5]),
-        (delayed_versions(synchronous_start=1, cooldown_from=5), [0, 1, 1, 2, 3, 5]),
+        (stale_versions(0), [0, 1, 2, 3, 4, 5]),
+        (stale_versions(1), [0, 0, 1, 2, 3, 4]),
+        (Phases(2, 99).versions(1), [0, 1, 2, 2, 3, 4]),
+        (Phases(0, 4).versions(1), [0, 0, 1, 2, 4, 5]),
+        (Phases(1, 5).versions(1), [0, 1, 1, 2, 3, 5]),
         (stale_versions(3), [0, 0, 0, 0, 1, 2]),
     ],
 )
 def test_version_rules(rule, expected) -> None:
     assert [rule(batch) for batch in range(6)] == expected
-
-
-def test_negative_synchronous_start_is_refused() -> None:
-    with pytest.raises(ValueError, match="synchronous_start = -1"):
-        delayed_versions(synchronous_start=-1)
 
 
 def test_places_of_virtual_stages_cover_the_model_in_order() -> None:

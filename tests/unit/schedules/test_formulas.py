@@ -3,7 +3,7 @@
 
 import pytest
 
-from megatron_async.schedules.formulas import (
+from benchmarks.formulas import (
     MicroBatchCosts,
     asynchronous_bubble,
     dualpipe_bubble,

@@ -112,7 +112,7 @@ def test_wpipe_is_periodic_in_the_steady_state() -> None:
 @pytest.mark.parametrize("name", ["1f1b", "wpipe", "pipedream"])
 def test_plans_are_lazy(name) -> None:
     definition = SCHEDULES[name]
-    actions = definition.stage_actions(
+    actions = definition.plan(
         stages=4,
         microbatches=8,
         batches=10**12,

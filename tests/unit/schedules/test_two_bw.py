@@ -6,18 +6,18 @@ from itertools import islice
 import pytest
 
 from megatron_async.schedules import (
+    SCHEDULES,
     Backward,
     Forward,
     Reduce,
     StageCosts,
     Update,
-    delayed_versions,
     make_schedule,
     simulate,
-    synchronous_versions,
+    stale_versions,
     validate,
 )
-from megatron_async.schedules.two_bw import stage_actions
+from megatron_async.schedules.phases import Phases
 
 GRID = [(stages, microbatches) for stages in range(1, 9) for microbatches in range(stages, 3 * stages + 1)]
 
@@ -38,7 +38,7 @@ def test_stream_follows_the_definition(stages, microbatches) -> None:
     batches = 4
     total = batches * microbatches
     for stage in range(stages):
-        actions = list(stage_actions(stages=stages, microbatches=microbatches, batches=batches, stage=stage))
+        actions = list(SCHEDULES["2bw"].plan(stages=stages, microbatches=microbatches, batches=batches, stage=stage))
         ahead = stages - 1 - stage
         computes = [a for a in actions if isinstance(a, Forward | Backward)]
         kinds = "".join(a.kind for a in computes)
@@ -63,7 +63,7 @@ def test_stream_follows_the_definition(stages, microbatches) -> None:
 def test_a_running_segment_can_be_shortened(stages, microbatches, first_batch) -> None:
     def plan(batches: int, stage: int) -> list[object]:
         return list(
-            stage_actions(
+            SCHEDULES["2bw"].plan(
                 stages=stages,
                 microbatches=microbatches,
                 batches=batches,
@@ -83,7 +83,7 @@ def test_a_running_segment_can_be_shortened(stages, microbatches, first_batch) -
 
 
 def test_plan_is_lazy() -> None:
-    actions = stage_actions(stages=4, microbatches=8, batches=10**12, stage=0)
+    actions = SCHEDULES["2bw"].plan(stages=4, microbatches=8, batches=10**12, stage=0)
     assert [str(action) for action in islice(actions, 5)] == [
         "F0.0@v0",
         "F0.1@v0",
@@ -108,7 +108,7 @@ def test_scalar_trajectory_does_not_depend_on_drains(batches) -> None:
     first_batch = 0
     for count in batches:
         gradients: dict[int, float] = {}
-        for action in stage_actions(stages=2, microbatches=2, batches=count, stage=0, first_batch=first_batch):
+        for action in SCHEDULES["2bw"].plan(stages=2, microbatches=2, batches=count, stage=0, first_batch=first_batch):
             if isinstance(action, Backward):
                 batch = action.microbatch // 2
                 gradients[batch] = gradients.get(batch, 0.0) + weights[action.version] / 2
@@ -120,24 +120,24 @@ def test_scalar_trajectory_does_not_depend_on_drains(batches) -> None:
 
 
 def test_synchronous_start_and_cooldown_are_segments_of_one_batch() -> None:
-    rule = delayed_versions(synchronous_start=2, cooldown_from=7)
+    rule = Phases(2, 7).versions(1)
     for first_batch, batches in ((0, 1), (1, 1), (2, 5), (7, 1), (8, 1)):
         validate(make_schedule("2bw", 4, 5, batches, first_batch=first_batch, versions=rule))
 
 
 def test_one_drained_batch_is_synchronous_1f1b() -> None:
     for stage in range(4):
-        drained = stage_actions(
-            stages=4, microbatches=6, batches=1, stage=stage, first_batch=3, versions=synchronous_versions()
+        drained = SCHEDULES["2bw"].plan(
+            stages=4, microbatches=6, batches=1, stage=stage, first_batch=3, versions=stale_versions(0)
         )
         assert tuple(drained) == make_schedule("1f1b", 4, 6, 1, first_batch=3).actions[stage]
 
 
 def test_fewer_microbatches_than_stages_is_refused_at_the_call() -> None:
     with pytest.raises(ValueError, match="2 micro-batches and 4 stages"):
-        stage_actions(stages=4, microbatches=2, batches=2, stage=0)
+        SCHEDULES["2bw"].plan(stages=4, microbatches=2, batches=2, stage=0)
 
 
 def test_wrong_stage_is_refused_at_the_call() -> None:
     with pytest.raises(ValueError, match=r"stage = 4: must be one of 0 \.\. 3"):
-        stage_actions(stages=4, microbatches=4, batches=2, stage=4)
+        SCHEDULES["2bw"].plan(stages=4, microbatches=4, batches=2, stage=4)
