@@ -61,9 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks import machine
     from megatron_async.files import write_atomically
     from megatron_async.optim.algorithms.muon import orthogonalize
-    from megatron_async.pipeline.host import HostValues
     from megatron_async.pipeline.pointers import ParameterPointer
     from megatron_async.pipeline.weights import WeightVersions
+    from megatron_async.platform.host import HostValues
 
     device, width = torch.device(options.device), options.hidden
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * options.layers

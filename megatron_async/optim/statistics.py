@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_async.optim.roles import role_names
 from megatron_async.optim.step import Piece, StepContext
-from megatron_async.pipeline.host import ReducedValues
+from megatron_async.platform.host import ReducedValues
 
 
 class PendingStatistics:

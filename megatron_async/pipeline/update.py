@@ -29,11 +29,11 @@ from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
 from megatron_async.optim.step import MasterStep, StepContext, clip_factor
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.groups import own_groups
-from megatron_async.pipeline.host import HostValues
 from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.platform.host import HostValues
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
-from megatron_async.pipeline.host import ReducedValues
+from megatron_async.platform.host import ReducedValues
 from megatron_async.training.callbacks import Callback, CompletedBatch
 
 # --moe-router-load-balancing-type, and the name under which Megatron's routers report the loss.

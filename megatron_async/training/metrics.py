@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_async.pipeline.host import ReducedValues
+from megatron_async.platform.host import ReducedValues
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.faults import LossSpikes, samples
 from megatron_async.training.log import Log, Row

@@ -11,9 +11,9 @@ import torch
 
 from megatron_async.optim.algorithms.muon import orthogonalize
 from megatron_async.pipeline.gradients import GradientGenerations
-from megatron_async.pipeline.host import HostValues
 from megatron_async.pipeline.pointers import ParameterPointer
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.platform.host import HostValues
 
 pytestmark = [
     pytest.mark.gpu,

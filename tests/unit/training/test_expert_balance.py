@@ -13,8 +13,8 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from megatron_async.pipeline.host import ReducedValues
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.platform.host import ReducedValues
 from megatron_async.training.callbacks import CompletedBatch, Known
 from megatron_async.training.expert_balance import PendingBalance, router_losses
 from megatron_async.training.log import Log, MetricsFile
