@@ -2,11 +2,11 @@
 """Delayed batches: segments of a schedule through the executor."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
@@ -17,6 +17,7 @@ from megatron_async.mcore.optimizer import mark_delay, shards_of
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.executor import Chunk, Executor, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
+from megatron_async.pipeline.groups import make_communicators
 from megatron_async.pipeline.links import Message, connect
 from megatron_async.pipeline.pointers import pointers
 from megatron_async.pipeline.router_bias import RouterBiases
@@ -44,16 +45,20 @@ class DelayedSteps:
             _make_chunk(training, self._schedule, index, delay, newest_version)
             for index, delay in enumerate(self.delays)
         ]
+        self._links = connect(
+            dist.get_process_group_ranks(groups.pp),
+            self._stage,
+            activations(args, get_model_config(training.model[0])),
+            sends_in_flight=self._schedule.untaken_sends(self._stages),
+            ring=self._schedule.chunks > 1,
+            timeout=timedelta(minutes=args.distributed_timeout_minutes),
+        )
+        make_communicators(_groups_of_updates(training.model))
+        self._cold = True
         self._executor = Executor(
             chunks=self.chunks,
             step=MicrobatchStep(training.forward_step, self._microbatches, groups.cp.size()),
-            links=connect(
-                torch.distributed.get_process_group_ranks(groups.pp),
-                self._stage,
-                activations(args, get_model_config(training.model[0])),
-                sends_in_flight=self._schedule.untaken_sends(self._stages),
-                timeout=timedelta(minutes=args.distributed_timeout_minutes),
-            ),
+            links=self._links,
             hooks=training.hooks,
             timeline=training.timeline,
         )
@@ -63,7 +68,10 @@ class DelayedSteps:
         return [chunk.weights for chunk in self.chunks]
 
     def run(self, first_batch: int, batches: int) -> int:
-        end = self._phases.end_of_segment(first_batch, first_batch + batches)
+        # The first batch compiles kernels and allocates: it is a segment of its own, with receives posted at their use.
+        cold, self._cold = self._cold, False
+        self._links.post_ahead(not cold)
+        end = first_batch + 1 if cold else self._phases.end_of_segment(first_batch, first_batch + batches)
         done = self._executor.run(
             lambda count: self._schedule.plan(
                 stages=self._stages,
@@ -120,8 +128,18 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
                 stage_norm=schedule.norm_scope == "stage",
                 lag=args.pipeline_model_parallel_size if schedule.norm_scope == "stage" else 0,
             ),
+            timeout=timedelta(minutes=args.distributed_timeout_minutes),
         ),
     )
+
+
+def _groups_of_updates(model: Sequence[Any]) -> Iterator[dist.ProcessGroup | None]:
+    """Megatron's groups in which updates reduce, kind by kind."""
+    yield mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    yield mpu.get_data_parallel_group(with_context_parallel=True)
+    yield mpu.get_expert_data_parallel_group()
+    embedding = mpu.get_embedding_group(check_initialized=False)
+    yield embedding if isinstance(embedding, dist.ProcessGroup) and dist.get_rank(embedding) >= 0 else None
 
 
 def activations(args: argparse.Namespace, config: Any) -> Message:

@@ -1,18 +1,21 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Point-to-point traffic of one stage with its neighbors.
 
-Receives are posted before the compute that precedes their use. Activations and gradients travel in separate process
-groups: within one NCCL communicator a pending receive in one direction would block a send queued behind it.
+Every directed edge between two stages has a process group of its own, see `groups`. A receive is posted before the
+compute that precedes its use, so that the transfer runs behind compute, except in the first segment of a process.
+There kernels are compiled and memory is allocated, which can synchronize the device. A device that is synchronized
+under a posted receive would wait for a message that may depend on the very kernel being compiled.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from megatron_async.pipeline.groups import own_groups
+from megatron_async.pipeline.groups import GroupKey, make_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,47 +27,59 @@ class Message:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One direction between two stages: the neighbor's global rank and the edge's group."""
+
+    neighbor: int
+    group: dist.ProcessGroup
+
+
 class Link:
-    """One direction between two neighbors: messages in order, at most one receive posted ahead.
+    """Messages of one kind through a stage: in over one edge, out over another, in order.
 
     Args:
-        source, destination: global ranks of the neighbors in this direction; the pipeline's ends are neighbors too
-            (virtual stages go around), but send nothing to each other where there is only one chunk for each rank.
-        group: process group of this direction alone.
+        source, destination: edges; None at an end of the model.
         message: shape and type of every message.
         sends_in_flight: so many sends are not waited for. The schedule must give proof that earlier ones have been
             taken by then (see docs/schedules.md), so that waiting for them costs nothing.
     """
 
     def __init__(
-        self, *, source: int, destination: int, group: dist.ProcessGroup, message: Message, sends_in_flight: int
+        self, *, source: Edge | None, destination: Edge | None, message: Message, sends_in_flight: int
     ) -> None:
-        self._source, self._destination, self._group, self._message = source, destination, group, message
+        self._source, self._destination, self._message = source, destination, message
         self._sends_in_flight = sends_in_flight
         self._expected = 0
         self._posted: tuple[dist.Work, torch.Tensor] | None = None
         # gloo needs the handle and the tensor alive until the message is out.
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self.post_ahead = True
+        """Whether the next receive is posted as soon as one is done, or at its use."""
 
     def expect(self, messages: int) -> None:
-        """So many more messages will come; fewer, where negative, but not fewer than have been posted for."""
+        """Expect so many more messages; fewer, where negative, but not fewer than have been posted for."""
         self._expected += messages
         assert self._expected >= 0
-        self._post()
+        if self.post_ahead:
+            self._post()
 
     def receive(self) -> torch.Tensor:
-        """The next message, waited for; the one after it is made room for."""
-        assert self._posted is not None, "no message is expected"
+        """Wait for the next message."""
+        self._post()
+        assert self._posted is not None and self._source is not None, "no message is expected"
         work, buffer = self._posted
         self._posted = None
-        _wait(work, f"nothing arrived from rank {self._source}")
-        self._post()
+        _wait(work, f"nothing arrived from rank {self._source.neighbor}")
+        if self.post_ahead:
+            self._post()
         return buffer
 
     def send(self, tensor: torch.Tensor) -> None:
         """Send without waiting."""
+        assert self._destination is not None
         message = tensor.detach().contiguous()
-        work = dist.isend(message, dst=self._destination, group=self._group)
+        work = dist.isend(message, dst=self._destination.neighbor, group=self._destination.group)
         assert work is not None
         self._sends.append((work, message))
         self._complete(self._sends_in_flight)
@@ -77,17 +92,19 @@ class Link:
     def _post(self) -> None:
         if self._expected == 0 or self._posted is not None:
             return
+        assert self._source is not None
         self._expected -= 1
         message = self._message
         buffer = torch.empty(message.shape, dtype=message.dtype, device=message.device)
-        work = dist.irecv(buffer, src=self._source, group=self._group)
+        work = dist.irecv(buffer, src=self._source.neighbor, group=self._source.group)
         assert work is not None
         self._posted = work, buffer
 
     def _complete(self, allowed: int) -> None:
         while len(self._sends) > allowed:
+            assert self._destination is not None
             work, _ = self._sends.popleft()
-            _wait(work, f"rank {self._destination} did not take what was sent")
+            _wait(work, f"rank {self._destination.neighbor} did not take what was sent")
 
 
 class LinkFailure(RuntimeError):
@@ -112,29 +129,60 @@ class StageLinks:
         self.forward.drain()
         self.backward.drain()
 
+    def post_ahead(self, ahead: bool) -> None:
+        """Post receives ahead of their use, or not; between segments."""
+        self.forward.post_ahead = self.backward.post_ahead = ahead
+
 
 def connect(
-    stage_ranks: list[int], stage: int, message: Message, sends_in_flight: int, timeout: timedelta | None = None
+    stage_ranks: Sequence[int],
+    stage: int,
+    message: Message,
+    sends_in_flight: int,
+    *,
+    ring: bool = False,
+    timeout: timedelta | None = None,
 ) -> StageLinks:
-    """Link one stage with its neighbors. Collective: every rank of the job must call it.
+    """Link one stage with its neighbors. Collective over all ranks of the job.
 
     Args:
         stage_ranks: global ranks of this pipeline's stages in order.
         stage: index of this rank's stage.
-        message: what travels between stages.
+        message: shape and type of every message between stages.
         sends_in_flight: see `Link`.
+        ring: whether the last stage sends on to the first one, as virtual stages do.
         timeout: how long a neighbor may be silent; None for torch's default.
     """
-    previous = stage_ranks[stage - 1]
-    following = stage_ranks[(stage + 1) % len(stage_ranks)]
+    stages = len(stage_ranks)
 
-    def link(source: int, destination: int) -> Link:
-        return Link(
-            source=source,
-            destination=destination,
-            group=own_groups([stage_ranks], timeout)[0],
-            message=message,
-            sends_in_flight=sends_in_flight,
-        )
+    def rank_of(index: int) -> int | None:
+        if ring:
+            index %= stages
+        return stage_ranks[index] if 0 <= index < stages else None
 
-    return StageLinks(forward=link(previous, following), backward=link(following, previous))
+    own, before, after = stage_ranks[stage], rank_of(stage - 1), rank_of(stage + 1)
+    wanted = [
+        ("activations", before, own),
+        ("activations", own, after),
+        ("gradients", after, own),
+        ("gradients", own, before),
+    ]
+    keys = [
+        GroupKey(f"{kind} {source} to {destination}", (source, destination), edge=True)
+        for kind, source, destination in wanted
+        if source is not None and destination is not None
+    ]
+    groups = dict(zip(keys, make_groups(keys, timeout), strict=True))
+
+    def edge(kind: str, source: int | None, destination: int | None) -> Edge | None:
+        if source is None or destination is None:
+            return None
+        key = GroupKey(f"{kind} {source} to {destination}", (source, destination), edge=True)
+        return Edge(destination if source == own else source, groups[key])
+
+    edges = [edge(*names) for names in wanted]
+    forward, backward = (
+        Link(source=source, destination=destination, message=message, sends_in_flight=sends_in_flight)
+        for source, destination in (edges[:2], edges[2:])
+    )
+    return StageLinks(forward, backward)

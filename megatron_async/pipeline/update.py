@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from megatron_async.mcore.optimizer import norm_groups, publish_weights
 from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
 from megatron_async.optim.step import MasterStep, StepContext, clip_factor
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
-from megatron_async.pipeline.groups import own_groups
+from megatron_async.pipeline.groups import GroupKey, make_groups
 from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
@@ -87,6 +88,7 @@ class DeferredUpdate:
         master_step: steps the master weights through an explicit list of parts.
         corrected: number of a batch -> whether the correction of the delay applies to its update.
         rule: clipping and normalization.
+        timeout: of its collectives; None for torch's default.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class DeferredUpdate:
         master_step: MasterStep,
         corrected: Callable[[int], bool],
         rule: UpdateRule,
+        timeout: timedelta | None = None,
     ) -> None:
         self._index, self._chunk, self._optimizer = index, chunk, optimizer
         self._weights, self._gradients, self._routers, self._rule = weights, gradients, routers, rule
@@ -113,8 +116,10 @@ class DeferredUpdate:
             for inner, group in norm_groups(optimizer)
         ]
         self._groups = list(dict.fromkeys(group for _, group in self._members))
-        members = [dist.get_process_group_ranks(group) for group in (*self._groups, None)]
-        *self._norm_groups, self._everyone = own_groups(members)
+        members = [tuple(dist.get_process_group_ranks(group)) for group in (*self._groups, None)]
+        *self._norm_groups, self._everyone = make_groups(
+            [GroupKey(f"update of chunk {index}, part {part}", ranks) for part, ranks in enumerate(members)], timeout
+        )
         self._in_flight: dict[int, Reduction] = {}
         self._results: dict[int, HostValues] = {}
         self._late: dict[int, tuple[dist.Work, torch.Tensor]] = {}

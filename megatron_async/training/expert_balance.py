@@ -18,6 +18,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
+from megatron_async.pipeline.groups import group_of_all
 from megatron_async.platform.host import ReducedValues
 from megatron_async.training.callbacks import Callback, CompletedBatch
 
@@ -182,5 +183,5 @@ def make(config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
         layers=[number for number, has in enumerate(moe_layer_pattern(config), start=1) if has],
         losses=router_losses(config),
         experts=config.num_moe_experts,
-        group=dist.new_group() if dist.get_world_size() > 1 else None,
+        group=group_of_all("expert balance"),
     )

@@ -39,6 +39,7 @@ from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps, activations
 from megatron_async.pipeline.executor import Hooks
+from megatron_async.pipeline.groups import group_of_all
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.synchronous import SynchronousSteps
 from megatron_async.pipeline.timeline import Timeline
@@ -159,12 +160,7 @@ def _statistics(args: argparse.Namespace, trained: Trained) -> UpdateStatistics 
     if not args.log_update_statistics:
         return None
     roles = registry.roles_of_masters(trained.model, trained.optimizer)
-    return UpdateStatistics(args.log_update_statistics, roles, _group_of_all(), device())
-
-
-def _group_of_all() -> dist.ProcessGroup | None:
-    """A process group of its own over all ranks; None for one process. Collective."""
-    return dist.new_group() if dist.get_world_size() > 1 else None
+    return UpdateStatistics(args.log_update_statistics, roles, group_of_all("statistics"), device())
 
 
 def _make_steps(
@@ -210,7 +206,7 @@ def _observers(
         yield StatisticsValues(statistics)
     yield staleness
     if watches_logits(args):
-        yield LargestLogit(_group_of_all())
+        yield LargestLogit(group_of_all("largest logit"))
     yield SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
     yield StopOnRequest(stops)
     if args.trace_file:

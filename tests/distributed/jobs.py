@@ -319,11 +319,12 @@ def crossed_sums() -> list[float]:
     import torch
     import torch.distributed as dist
 
-    from megatron_async.pipeline.groups import own_groups
+    from megatron_async.pipeline.groups import GroupKey, make_groups
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    groups = [group for _ in range(2) for group in own_groups([range(dist.get_world_size())])]
+    everyone = tuple(range(dist.get_world_size()))
+    groups = make_groups([GroupKey(name, everyone) for name in ("first", "second")])
     sums = [torch.tensor([1.0]), torch.tensor([10.0])]
     for _ in range(20):
         order = [0, 1] if rank % 2 else [1, 0]
