@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron's set-up of model and optimizer, with optimizers that it does not know."""
+"""Megatron's set-up of model, optimizer and scheduler, with optimizers that Megatron does not have."""
 
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core import optimizer as _optimizer
 from megatron.core.enums import ModelType
 from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS, EmergingOptimizerEntry
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
@@ -21,111 +21,153 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig, ParamKey, 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.training import training
 from megatron.training.global_vars import get_args
-from megatron.training.training import setup_model_and_optimizer as _setup_model_and_optimizer
+
+from megatron_async.mcore.patches import temporary
 
 GPT = ModelType.encoder_or_decoder
+_MEGATRONS = ("adam", "sgd")
 
 
-BuildOptimizer = Callable[[str, list[dict[str, Any]], list[Any]], torch.optim.Optimizer]
+@dataclass(frozen=True, slots=True)
+class Optimizers:
+    """The torch optimizers of a run.
+
+    Attributes:
+        names: optimizers in use, the one of `--optimizer` first.
+        build: (name, parameter groups, model chunks) -> torch optimizer, for names other than "adam" and "sgd".
+        optimizer_of: (parameter name, parameter) -> optimizer name.
+    """
+
+    names: Sequence[str]
+    build: Callable[[str, list[dict[str, Any]], list[Any]], torch.optim.Optimizer]
+    optimizer_of: Callable[[str, torch.Tensor], str]
 
 
-"""(name, parameter groups, model chunks) -> torch optimizer."""
-
-
-def use_optimizers(
-    build: BuildOptimizer, optimizer_of: Callable[[str, torch.Tensor], str], names: Sequence[str]
-) -> None:
-    """Let Megatron build optimizers that it does not know, and several kinds of them side by side.
-
-    Megatron's registry takes one optimizer and sends what is left to Adam; a table of which optimizer steps on which
-    parameter needs two changes. The chosen optimizer is registered under a name of our own, because for "muon"
-    Megatron rewrites the table. The function that builds the others builds them all.
+def setup_model_and_optimizer(
+    container: Any, optimizers: Optimizers, *, one_per_chunk: bool = False
+) -> tuple[list[Any], MegatronOptimizer, Any]:
+    """Build Megatron's model chunks, optimizer and learning-rate scheduler. Loads no checkpoint.
 
     Args:
-        build: makes the torch optimizer of a name other than "adam" and "sgd".
-        optimizer_of: parameter name, parameter -> optimizer name.
-        names: optimizers in use, the chosen one first.
+        container: Megatron's configuration, as from `pretrain_cfg_container_from_args`.
+        optimizers: the torch optimizers to build.
+        one_per_chunk: build a separate optimizer for each model chunk, chained in the order of the chunks.
     """
-    training.get_megatron_optimizer = _optimizer.get_megatron_optimizer
-    _optimizer._get_megatron_optimizer_based_on_param_groups = _megatron_builds
-    chosen, *others = names
-    if chosen in ("adam", "sgd"):
-        return
-    alias = f"megatron_async-{chosen}"
-
-    def predicate(name: str) -> ParamKey:
-        return ParamKey(
-            with_name_predicate=ParamWithNamePredicate(
-                name, lambda param, full_name: optimizer_of(full_name, param) == name
-            )
-        )
-
-    def make(groups: list[dict[str, Any]], model_chunks: list[Any]) -> torch.optim.Optimizer:
-        return build(chosen, groups, model_chunks)
-
-    _EMERGING_OPTIMIZERS[alias] = EmergingOptimizerEntry(
-        optimizer_cls=make,
-        init_state_fn=_allocate_state,
-        config_to_kwargs=lambda config, model_chunks, groups: {"model_chunks": model_chunks},
-        default_param_overrides={predicate(name): {"optimizer": name} for name in others},
-    )
-
-    def get_optimizer(config: Any, model: list[Any], *args: Any, **kwargs: Any) -> MegatronOptimizer:
-        config.optimizer = alias
-        optimizer = _optimizer.get_megatron_optimizer(config, model, *args, **kwargs)
-        config.optimizer = chosen
-        return optimizer
-
-    def build_others(*, config: Any, model_chunks: list[Any], param_groups: list[dict[str, Any]], **kwargs: Any) -> Any:
-        if config.optimizer in ("adam", "sgd"):
-            return _megatron_builds(config=config, model_chunks=model_chunks, param_groups=param_groups, **kwargs)
-        optimizer = build(config.optimizer, param_groups, model_chunks)
-        if kwargs.get("skip_megatron_wrapping"):
-            return optimizer, _allocate_state
-        wrap = Float16OptimizerWithFloat16Params if config.bf16 else FP32Optimizer
-        wrapped = wrap(optimizer, config, *((None,) if config.bf16 else ()), _allocate_state)
-        groups = ProcessGroupCollection.use_mpu_process_groups()
-        wrapped.grad_stats_parallel_group = kwargs["model_parallel_group"]
-        wrapped.tp_group, wrapped.expert_tp_group = groups.tp, groups.expt_tp
-        return wrapped
-
-    training.get_megatron_optimizer = get_optimizer
-    _optimizer._get_megatron_optimizer_based_on_param_groups = build_others
-
-
-_megatron_builds = _optimizer._get_megatron_optimizer_based_on_param_groups
-
-
-def _allocate_state(optimizer: Any, config: Any = None) -> None:
-    """Give every parameter its optimizer state without a step: a checkpoint is loaded into it."""
-    for group in optimizer.param_groups:
-        if hasattr(optimizer, "init_states"):
-            optimizer.init_states()
-            return
-        optimizer._init_group(group, skip_non_grad_params=False)
-
-
-def setup_model_and_optimizer(container: Any) -> tuple[list[Any], MegatronOptimizer, Any]:
-    """Megatron's model chunks, optimizer and learning-rate scheduler, freshly initialized: nothing is loaded yet."""
     args = get_args()
     sources = args.load, args.pretrained_checkpoint
     args.load = args.pretrained_checkpoint = None
     try:
-        model, optimizer, scheduler = _setup_model_and_optimizer(
-            GPT,
-            cfg_container=container,
-            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
-        )
+        with contextlib.ExitStack() as patches:
+            if optimizers.names[0] not in _MEGATRONS:
+                patches.enter_context(_registered(optimizers))
+            if one_per_chunk:
+                patches.enter_context(temporary.OPTIMIZER_OF_MODEL.replaced(_one_per_chunk))
+            model, optimizer, scheduler = training.setup_model_and_optimizer(
+                GPT, cfg_container=container, pg_collection=ProcessGroupCollection.use_mpu_process_groups()
+            )
     finally:
         args.load, args.pretrained_checkpoint = sources
+    _complete_layer_wise(optimizer, container.optimizer)
     return model, optimizer, scheduler
 
 
-class _WholeFP32Optimizer(FP32Optimizer):
-    """A member of the layer-wise optimizer, which takes its members' checkpoints to look like 16-bit optimizers'."""
+@contextlib.contextmanager
+def _registered(optimizers: Optimizers) -> Iterator[None]:
+    """Let Megatron build several kinds of optimizers side by side.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-        super().__init__(optimizer, config, _make_state)
+    Megatron's registry takes one optimizer and sends the other parameters to Adam. Two changes are needed: the chosen
+    optimizer is registered under a name of our own, because Megatron rewrites the table of parameters for "muon", and
+    the function that builds the others builds ours too.
+    """
+    chosen, *others = optimizers.names
+    alias = f"megatron_async-{chosen}"
+
+    def key(name: str) -> ParamKey:
+        def matches(param: torch.Tensor, full_name: str) -> bool:
+            return optimizers.optimizer_of(full_name, param) == name
+
+        return ParamKey(with_name_predicate=ParamWithNamePredicate(name, matches))
+
+    def of_model(original: Callable[..., MegatronOptimizer]) -> Callable[..., MegatronOptimizer]:
+        def build(config: OptimizerConfig, *args: Any, **kwargs: Any) -> MegatronOptimizer:
+            config.optimizer = alias
+            optimizer = original(config, *args, **kwargs)
+            config.optimizer = chosen
+            return optimizer
+
+        return build
+
+    def of_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+        def build(*, config: OptimizerConfig, model_chunks: list[Any], param_groups: list[Any], **kwargs: Any) -> Any:
+            if config.optimizer in _MEGATRONS:
+                return original(config=config, model_chunks=model_chunks, param_groups=param_groups, **kwargs)
+            optimizer = optimizers.build(config.optimizer, param_groups, model_chunks)
+            if kwargs.get("skip_megatron_wrapping"):
+                return optimizer, _allocate_state
+            return _wrapped(optimizer, config, kwargs["model_parallel_group"])
+
+        return build
+
+    _EMERGING_OPTIMIZERS[alias] = EmergingOptimizerEntry(
+        optimizer_cls=lambda groups, model_chunks: optimizers.build(chosen, groups, model_chunks),
+        init_state_fn=_allocate_state,
+        config_to_kwargs=lambda config, model_chunks, groups: {"model_chunks": model_chunks},
+        default_param_overrides={key(name): {"optimizer": name} for name in others},
+    )
+    try:
+        with temporary.OPTIMIZER_OF_MODEL.replaced(of_model), temporary.OPTIMIZER_OF_GROUPS.replaced(of_groups):
+            yield
+    finally:
+        del _EMERGING_OPTIMIZERS[alias]
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, config: OptimizerConfig, model_parallel_group: Any) -> MegatronOptimizer:
+    """A torch optimizer in the Megatron optimizer of the run's precision."""
+    if config.bf16:
+        wrapped = Float16OptimizerWithFloat16Params(optimizer, config, None, _allocate_state)
+    else:
+        wrapped = FP32Optimizer(optimizer, config, _allocate_state)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    wrapped.grad_stats_parallel_group = model_parallel_group
+    wrapped.tp_group, wrapped.expert_tp_group = groups.tp, groups.expt_tp
+    return wrapped
+
+
+def _allocate_state(optimizer: Any, config: Any = None) -> None:
+    """Give every parameter its optimizer state without a step, so that a checkpoint can be loaded into it."""
+    if isinstance(optimizer, torch.optim.Adam):  # its step count is restored elsewhere
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    optimizer.state[param].setdefault(name, torch.zeros_like(param))
+    elif hasattr(optimizer, "init_states"):
+        optimizer.init_states()
+    else:
+        for group in optimizer.param_groups:
+            optimizer._init_group(group, skip_non_grad_params=False)
+
+
+class _OptimizerPerChunk(ChainedOptimizer):
+    """A chain of chunks' optimizers, each of which may be a chain itself."""
+
+    def _synchronize_steps(self) -> None:
+        """Do nothing: each chunk's chain synchronizes its own steps, and one chunk's update may be skipped."""
+
+
+def _one_per_chunk(original: Callable[..., MegatronOptimizer]) -> Callable[..., MegatronOptimizer]:
+    def build(config: Any, model_chunks: list[Any], config_overrides: Any = None, **kwargs: Any) -> MegatronOptimizer:
+        return _OptimizerPerChunk(
+            [
+                original(config, [chunk], config_overrides=copy.deepcopy(config_overrides), **kwargs)
+                for chunk in model_chunks
+            ]
+        )
+
+    return build
+
+
+class _WholeFP32Optimizer(FP32Optimizer):
+    """A member of the layer-wise optimizer, which expects its members' checkpoints to look like 16-bit optimizers'."""
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {"optimizer": super().sharded_state_dict(*args, **kwargs)}
@@ -134,56 +176,19 @@ class _WholeFP32Optimizer(FP32Optimizer):
         super().load_state_dict(state_dict["optimizer"])
 
 
-def _make_state(optimizer: Any, config: Any = None) -> None:
-    """Give every parameter its optimizer state without a step; the step count of Adam is restored elsewhere."""
-    if not isinstance(optimizer, torch.optim.Adam):
-        _allocate_state(optimizer)
-        return
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            for name in ("exp_avg", "exp_avg_sq"):
-                optimizer.state[param].setdefault(name, torch.zeros_like(param))
-
-
-def complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
-    """Give the layer-wise optimizer's members the interface of Megatron optimizers in fp32 training too.
+def _complete_layer_wise(optimizer: MegatronOptimizer, config: OptimizerConfig) -> None:
+    """Wrap the layer-wise optimizer's members as Megatron optimizers in fp32 training.
 
     Megatron wraps them in bf16 training only; its own gradient norm then fails in fp32.
     """
     if isinstance(optimizer, LayerWiseDistributedOptimizer):
         optimizer.chained_optimizers = [
-            _WholeFP32Optimizer(member, config) if isinstance(member, torch.optim.Optimizer) else member
+            _WholeFP32Optimizer(member, config, _allocate_state)
+            if isinstance(member, torch.optim.Optimizer)
+            else member
             for member in optimizer.chained_optimizers
         ]
         optimizer.config, optimizer.is_stub_optimizer = config, False
     elif isinstance(optimizer, ChainedOptimizer):
         for member in optimizer.chained_optimizers:
-            complete_layer_wise(member, config)
-
-
-class _OptimizerPerChunk(ChainedOptimizer):
-    """A chain of chunks' optimizers, each of which may be a chain itself."""
-
-    def _synchronize_steps(self) -> None:
-        """Nothing: the chain of each chunk does this by itself, and an update of one chunk may be skipped."""
-
-
-@contextlib.contextmanager
-def one_optimizer_per_chunk() -> Iterator[None]:
-    """Let Megatron's set-up build a separate optimizer for each model chunk, chained in their order.
-
-    Schedules that update a rank's chunks at different times need it.
-    """
-    original = training.get_megatron_optimizer
-
-    def build(config: Any, model_chunks: list[Any], **options: Any) -> MegatronOptimizer:
-        overrides = options.pop("config_overrides", None)
-        return _OptimizerPerChunk(
-            [original(config, [chunk], config_overrides=copy.deepcopy(overrides), **options) for chunk in model_chunks]
-        )
-
-    training.get_megatron_optimizer = build
-    try:
-        yield
-    finally:
-        training.get_megatron_optimizer = original
+            _complete_layer_wise(member, config)

@@ -11,24 +11,24 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, mpu
-from megatron.core.dist_checkpointing import serialization as _serialization
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
 from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.training import checkpointing as _checkpointing
-from megatron.training.checkpointing import load_checkpoint as _load_checkpoint
+from megatron.training.global_vars import get_args
 from megatron.training.training import preprocess_common_state_dict
 from torch.distributed.checkpoint import FileSystemReader
 
-from megatron_async.mcore import patches as patches
+from megatron_async.mcore.patches import temporary
 
 SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
 
 
 def load_common_state(checkpoint: Path) -> dict[str, Any]:
-    """What a distributed checkpoint holds besides tensors: the arguments, the iteration."""
+    """Everything in a distributed checkpoint except tensors: the arguments, the iteration."""
     return dist_checkpointing.load_common_state_dict(str(checkpoint))
 
 
@@ -63,28 +63,25 @@ def load_checkpoint(
     scheduler: Any,
     common: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
 ) -> tuple[int, float]:
-    """Megatron's `load_checkpoint`: iteration and operations so far.
-
-    The distributed optimizer loads into views of the weights, which autograd would refuse.
+    """Megatron's `load_checkpoint`. Without gradients: the distributed optimizer loads into views of the weights.
 
     Args:
-        common: changes what the checkpoint holds besides tensors, before it is merged with them.
+        common: changes the part of the checkpoint that is not tensors, before tensors are merged into it.
+
+    Returns:
+        The iteration and the number of floating-point operations so far.
     """
-    original = _serialization.load_common_state_dict
-    _serialization.load_common_state_dict = lambda *values, **options: common(original(*values, **options))
-    try:
-        iteration, operations = _load_checkpoint(model, optimizer, scheduler)
-    finally:
-        _serialization.load_common_state_dict = original
+    with temporary.COMMON_STATE.replaced(lambda original: lambda *args, **kwargs: common(original(*args, **kwargs))):
+        iteration, operations = _checkpointing.load_checkpoint(model, optimizer, scheduler)
     return iteration, operations
 
 
 class CheckpointPart:
-    """This rank's part of a checkpoint that has been planned with all ranks and not been written yet.
+    """This rank's part of a checkpoint that is planned and not written yet.
 
     Attributes:
-        folder: the checkpoint's.
-        file: name of the file that this rank writes into it.
+        folder: folder of the checkpoint.
+        file: name of this rank's file in it.
     """
 
     def __init__(self, writer: "_PartWriter", index: Any) -> None:
@@ -92,16 +89,16 @@ class CheckpointPart:
         self.folder, self.file = Path(writer.checkpoint_dir), writer.file
 
     def copy_tensors(self) -> None:
-        """Copy every tensor to the host, as it is now: it may change before `write`."""
+        """Copy every tensor to the host, so that training may change it before `write`."""
         self._writer.items = [
             (item, data.to("cpu", copy=True) if isinstance(data, torch.Tensor) else data)
             for item, data in self._writer.items
         ]
 
     def write(self) -> list[Any]:
-        """Write this rank's file and force it to the disk; what `write_index` needs to know about it.
+        """Write this rank's file and force it to the disk; return its entries for `write_index`.
 
-        Tensors are let go one by one. An empty part leaves no file.
+        Frees each tensor once it is written. An empty part leaves no file.
         """
         items, self._writer.items = self._writer.items[::-1], []
         results = []
@@ -125,19 +122,19 @@ class CheckpointPart:
         return results
 
     def write_index(self, results: Sequence[list[Any]]) -> None:
-        """On rank 0, when all files are there: write the index of what every rank's `write` has returned."""
+        """Write the index from the results of every rank's `write`: on rank 0, when all files are there."""
         self._writer.finish(self._index, list(results))
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the host whose storage holds nothing else; a view would be written with all that it is a view of."""
+    """The tensor on the host, with storage of its own: a view would be written with the whole storage."""
     tensor = tensor.to("cpu")
     whole = tensor.untyped_storage().size() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 
 
 class _PartWriter(_filesystem.FileSystemWriterAsync):
-    """Keeps what this rank has to write, where Megatron's would prepare its worker threads."""
+    """Keeps the planned items instead of preparing Megatron's worker threads."""
 
     file: str
     items: list[tuple[Any, Any]]
@@ -148,14 +145,16 @@ class _PartWriter(_filesystem.FileSystemWriterAsync):
 
 
 def _plain_data(data: Any) -> Any:
-    """What is written for a planned item; like Megatron, no quantized tensors."""
+    """The data of a planned item; like Megatron, without quantized tensors."""
     if not isinstance(data, torch.Tensor):
         return data
     return data.dequantize() if "dequantize" in type(data).__dict__ else data.detach()
 
 
-class _PlanningStrategy(_checkpointing.TorchDistSaveShardedStrategy):
-    """Agrees with all ranks on who writes what, and leaves the writing to `part`."""
+class _PlanningStrategy(_torch_dist.TorchDistSaveShardedStrategy):
+    """Plans with all ranks which rank writes which tensor, and leaves the writing to `part`."""
+
+    part: CheckpointPart
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
         kept, _, _ = _torch_dist._replace_state_dict_keys_with_sharded_keys(
@@ -176,32 +175,36 @@ class _PlanningStrategy(_checkpointing.TorchDistSaveShardedStrategy):
 def plan_checkpoint(
     iteration: int, model: list[Any], optimizer: MegatronOptimizer, scheduler: Any, operations: float
 ) -> CheckpointPart:
-    """Megatron's `save_checkpoint` up to the point where tensors would be written. Collective.
+    """Megatron's `save_checkpoint` up to the point where tensors are written. Collective.
 
-    Without its note to wandb and its message of success, since nothing has been written yet.
+    Its message of success and its wandb artifact are left out, since nothing is written yet.
     """
-    _checkpointing.TorchDistSaveShardedStrategy = _PlanningStrategy
-    _checkpointing.wandb_utils.on_save_checkpoint_success = lambda *_: None
-    context: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
+    args = get_args()
+    strategy = wrapped = _PlanningStrategy()
+    if args.ckpt_fully_parallel_save:
+        if args.ckpt_fully_parallel_save_process_group == "dp":
+            group = mpu.get_data_parallel_group(with_context_parallel=True)
+        else:
+            group = mpu.get_expert_data_parallel_group()
+        wrapped = FullyParallelSaveStrategyWrapper(strategy, group, args.ckpt_assume_constant_structure)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with quiet, temporary.WANDB_ARTIFACT.replaced(lambda original: lambda *args: None):
         _checkpointing.save_checkpoint(
             iteration,
             model,
             optimizer,
             scheduler,
             operations,
-            checkpointing_context=context,
+            checkpointing_context={"save_strategy": wrapped},
             preprocess_common_state_dict_fn=preprocess_common_state_dict,
         )
-    strategy = context["save_strategy"]
-    part: CheckpointPart = getattr(strategy, "base_strategy", strategy).part
-    return part
+    return strategy.part
 
 
 def arguments_of(checkpoint: Path) -> dict[str, Any]:
-    """Resolved arguments of the run that saved a checkpoint, from Megatron's part of it."""
-    state = dist_checkpointing.load_common_state_dict(str(checkpoint))
-    return dict(vars(state["args"])) if "args" in state else {}
+    """Resolved arguments of the run that saved a checkpoint, from Megatron's part of it; empty where it has none."""
+    args = load_common_state(checkpoint).get("args")
+    return {} if args is None else dict(vars(args))
 
 
 def check_structure(checkpoint: Path) -> None:

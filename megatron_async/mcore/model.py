@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron's model: builders, layers of a stage, what modules report."""
+"""Megatron's model: builders, layers of a stage, observers of modules."""
 
 import argparse
 import contextlib
@@ -25,6 +25,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.utils import get_attr_wrapped_model
 from megatron.training.models.gpt import GPTModelBuilder
 
+from megatron_async.mcore.patches import temporary
+
 
 def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
     """The self-attention modules with queries and keys of model chunks, in order of their layers."""
@@ -34,7 +36,7 @@ def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
 def watch_logits(attention: Any, record: Callable[[torch.Tensor], None]) -> None:
     """Report the largest logits of every training forward of an attention module, recomputed ones too.
 
-    Logits are what the softmax is taken of, scaled, without masked positions.
+    Logits are the scaled inputs of the softmax, without masked positions.
 
     - Megatron's local attention has them in one place, between the mask and the softmax
       (core/fusions/fused_softmax.py: `mask_output = self.mask_func(input, mask) if mask is not None else input`). The
@@ -110,8 +112,15 @@ def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None)
         return GPTModelBuilder(config).build_model(groups, vp_stage=vp_stage)
 
 
+@contextlib.contextmanager
+def on_meta_device() -> Iterator[None]:
+    """Let Megatron make parameters on the meta device: shapes without memory."""
+    with temporary.CURRENT_DEVICE.replaced(lambda original: lambda: torch.device("meta")):
+        yield
+
+
 def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
-    """The weight that the first and last stage share as embedding and head, where this rank holds one of two copies."""
+    """The weight shared by embedding and output layer, where this rank holds one of its two copies; else None."""
     model = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
     if mpu.get_pipeline_model_parallel_world_size() == 1 or not model.share_embeddings_and_output_weights:
         return None

@@ -1,14 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Process groups, devices and random states of a rank."""
+"""Process groups of a rank, and its place in them."""
 
 import argparse
 import contextlib
-import random
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
@@ -17,20 +15,18 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches, reco
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 from megatron.core.utils import get_model_config
-from megatron.training import initialize as _initialize
+from megatron.training.initialize import initialize_megatron
 from megatron.training.training import destroy_global_state
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Start torch.distributed, Megatron's model-parallel groups and its random states.
+    """Start torch.distributed, Megatron's process groups and its random states.
 
-    On GPUs this is Megatron's `initialize_megatron`. On CPUs the same steps run here, because Megatron skips
-    model-parallel groups and the random state tracker when there is no CUDA device. On both, the compilation of
-    the data set helper is left out: the wheel ships it compiled, without the Makefile that Megatron would call.
+    On GPUs this is Megatron's `initialize_megatron`. It skips process groups and the RNG tracker where there is no CUDA
+    device, so on CPUs the same steps are taken here.
     """
-    _initialize._compile_dependencies = lambda: dist.barrier()
     if args.device == "cuda":
-        _initialize.initialize_megatron()
+        initialize_megatron()
         return
     dist.init_process_group(
         backend=args.distributed_backend,
@@ -38,6 +34,18 @@ def initialize(args: argparse.Namespace) -> None:
         rank=args.rank,
         timeout=timedelta(minutes=args.distributed_timeout_minutes),
     )
+    _make_groups(
+        args,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        distributed_timeout_minutes=args.distributed_timeout_minutes,
+        order="tp-cp-ep-dp-pp" if not args.use_tp_pp_dp_mapping else "tp-cp-ep-pp-dp",
+        create_gloo_process_groups=args.use_gloo_process_groups,
+    )
+    initialize_megatron(allow_no_cuda=True, skip_model_parallel_init=True)
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed + 100 * mpu.get_pipeline_model_parallel_rank())
+
+
+def _make_groups(args: argparse.Namespace, **options: Any) -> None:
     mpu.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
@@ -45,17 +53,20 @@ def initialize(args: argparse.Namespace) -> None:
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
-        distributed_timeout_minutes=args.distributed_timeout_minutes,
-        order="tp-cp-ep-dp-pp" if not args.use_tp_pp_dp_mapping else "tp-cp-ep-pp-dp",
-        create_gloo_process_groups=args.use_gloo_process_groups,
+        **options,
     )
-    _initialize.initialize_megatron(allow_no_cuda=True, skip_model_parallel_init=True)
-    tensor_parallel.model_parallel_cuda_manual_seed(args.seed + 100 * mpu.get_pipeline_model_parallel_rank())
+
+
+def shut_down() -> None:
+    """Destroy process groups and Megatron's global state, so that this process can start another run."""
+    destroy_moe_metrics_tracker()
+    destroy_global_state()
+    mpu.destroy_model_parallel()
+    dist.destroy_process_group()
 
 
 def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
-    """Process group and axis of a parameter's tensor-parallel cut; None for one that every rank has whole."""
+    """Tensor-parallel group and sharded dimension of a parameter; None for one that every rank holds whole."""
     dim = getattr(param, "partition_dim", -1)
     if not getattr(param, "tensor_model_parallel", False) or dim < 0:
         return None
@@ -66,19 +77,11 @@ def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
 
 
 def pretend_rank(args: argparse.Namespace, rank: int) -> None:
-    """Process groups of one rank of a job whose other processes do not exist; nothing can be sent."""
+    """Process groups of one rank of a job whose other processes do not exist. Nothing can be sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
-    mpu.initialize_model_parallel(
-        args.tensor_model_parallel_size,
-        args.pipeline_model_parallel_size,
-        args.virtual_pipeline_model_parallel_size,
-        context_parallel_size=args.context_parallel_size,
-        expert_model_parallel_size=args.expert_model_parallel_size,
-        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
-        create_gloo_process_groups=False,
-    )
+    _make_groups(args, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
 
 
@@ -97,49 +100,30 @@ def alone(args: argparse.Namespace) -> Iterator[None]:
 
 
 def device() -> torch.device:
-    """Where this rank's tensors live (on a CPU run `torch.cuda.current_device` answers with the CPU)."""
+    """Device of this rank's tensors. On CPU runs `torch.cuda.current_device` returns the CPU."""
     return torch.device(torch.cuda.current_device())
 
 
 def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
-    """Size and rank of the tensor-parallel group that a parameter is cut over; experts may have one of their own."""
+    """Size of the tensor-parallel group that a parameter is sharded over, and this rank in it.
+
+    Parameters of routed experts may have a group of their own.
+    """
     if getattr(param, "allreduce", True):
         return mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
 
 
 def store() -> Any:
-    """The store that the job's processes met by."""
+    """The key-value store of the job's rendezvous."""
     return dist.distributed_c10d._get_default_store()
 
 
-@contextlib.contextmanager
-def undisturbed_random_states() -> Iterator[None]:
-    """Random states afterwards are what they were before, whatever the block drew."""
-    tracker = tensor_parallel.get_cuda_rng_tracker()
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state()
-    tracked = tracker.get_states()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.cuda.set_rng_state(before[3])
-        torch.set_rng_state(before[2])
-        tracker.set_states(tracked)
-
-
-def shut_down() -> None:
-    """Destroy process groups and Megatron's global state, so that this process can start another run."""
-    destroy_moe_metrics_tracker()
-    destroy_global_state()
-    mpu.destroy_model_parallel()
-    dist.destroy_process_group()
-
-
 def reduce_over_tensor_parallel(chunk: Any) -> None:
-    """Add up gradients of parameters that tensor-parallel ranks hold in common but feed different parts of the
-    activations: norms under sequence parallelism, q/k norms. Waits for the tensor-parallel ranks, as forwards do."""
+    """Sum gradients of parameters that tensor-parallel ranks replicate but apply to different activations.
+
+    These are norms under sequence parallelism and q/k norms. Waits for the tensor-parallel ranks, as forwards do.
+    """
     _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
 
 
@@ -152,7 +136,7 @@ def stage_of(rank: int) -> int:
 
 @contextlib.contextmanager
 def shape_of_schedule(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
-    """Let what is built inside see other numbers of micro-batches and virtual stages than the run's arguments give."""
+    """Temporarily override the number of micro-batches and of virtual pipeline stages."""
     before = get_num_microbatches()
 
     def set_shape(microbatches: int, virtual_stages: int | None) -> None:

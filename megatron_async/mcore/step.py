@@ -1,35 +1,35 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron's forward and backward of a micro-batch."""
+"""Spans of the forwards and backwards that Megatron's own schedules run."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from megatron.core.pipeline_parallel import schedules
+from megatron_async.mcore.patches import temporary
 
 
 @contextlib.contextmanager
 def timed_schedule(timeline: Any, batch: int, microbatches: int) -> Iterator[None]:
-    """Measure the forwards and backwards of one batch that Megatron's own schedule function runs.
+    """Record a span for each forward and backward of a batch that a Megatron schedule function runs.
 
     Args:
-        timeline: receives one span for each.
-        batch, microbatches: number of the batch and micro-batches in it, for the labels.
+        timeline: receives the spans.
+        batch: number of the batch.
+        microbatches: number of micro-batches in it.
     """
-    originals = {"F": schedules.forward_step, "B": schedules.backward_step}
 
-    def timed(kind: str) -> Callable[..., Any]:
+    def timed(kind: str) -> Callable[[Any], Any]:
         numbers = count(batch * microbatches)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
-            with timeline.span(kind, batch=batch, microbatch=next(numbers), version=batch):
-                return originals[kind](*args, **kwargs)
+        def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*args: Any, **kwargs: Any) -> Any:
+                with timeline.span(kind, batch=batch, microbatch=next(numbers), version=batch):
+                    return original(*args, **kwargs)
 
-        return step
+            return step
 
-    schedules.forward_step, schedules.backward_step = timed("F"), timed("B")
-    try:
+        return replace
+
+    with temporary.FORWARD_STEP.replaced(timed("F")), temporary.BACKWARD_STEP.replaced(timed("B")):
         yield
-    finally:
-        schedules.forward_step, schedules.backward_step = originals["F"], originals["B"]

@@ -12,7 +12,7 @@ from megatron.core.utils import get_model_config, unwrap_model
 from rich.console import Console
 from rich.table import Table
 
-from megatron_async.mcore.build import use_optimizers
+from megatron_async.mcore.build import Optimizers
 from megatron_async.mcore.optimizer import flat_sharded, master_of, master_params, shards_of
 from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.models.naming import global_names
@@ -21,15 +21,15 @@ from megatron_async.optim.algorithms import catalogue
 from megatron_async.optim.sharded import LAYOUT, SHARDED, Layout, ShardedMuon, check_layout
 
 
-def register(args: argparse.Namespace) -> None:
-    """Make Megatron build the optimizers that `args` names. Before `setup_model_and_optimizer`."""
+def optimizers(args: argparse.Namespace) -> Optimizers:
+    """The optimizers that `args` names, for `setup_model_and_optimizer`."""
     chosen = settings.assignment(args)
 
     def build(name: str, groups: list[dict[str, Any]], chunks: list[Any]) -> torch.optim.Optimizer:
         _set_layouts(args, chunks, chosen)
         return _build(args, name, groups)
 
-    use_optimizers(build, lambda name, param: chosen[roles.role_of(name, param).name], chosen.used())
+    return Optimizers(chosen.used(), build, lambda name, param: chosen[roles.role_of(name, param).name])
 
 
 def _build(args: argparse.Namespace, name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

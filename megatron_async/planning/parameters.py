@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_async.mcore.model import build_gpt, layers_of_stage
+from megatron_async.mcore.model import build_gpt, layers_of_stage, on_meta_device
 from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
 from megatron_async.mcore.training import GPTModelConfig
 from megatron_async.models import gpt
@@ -183,11 +182,11 @@ def _pretended_rank(args: argparse.Namespace, stage: int) -> Iterator[None]:
 
 @contextmanager
 def _no_memory() -> Iterator[None]:
-    """Megatron makes parameters on the current CUDA device; here that is meta."""
+    """Build modules without allocating their parameters."""
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of new objects, none of them garbage: half the time would go there
     try:
-        with mock.patch("torch.cuda.current_device", lambda: torch.device("meta")):
+        with on_meta_device():
             yield
     finally:
         if collecting:

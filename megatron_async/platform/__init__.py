@@ -1,18 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Where a run computes: on CUDA devices as Megatron-Core expects, or on CPUs over gloo.
-
-Everything outside this package is device-neutral. `activate` must run before any Megatron module is imported.
-"""
+"""The device of a run: CUDA devices as Megatron-Core expects, or CPUs over gloo. Other packages are device-neutral."""
 
 import os
 from typing import Literal
+
+from megatron_async.mcore import check_versions
+from megatron_async.platform import cpu
 
 Device = Literal["cpu", "cuda"]
 DEVICE_CHOICES = ("auto", "cuda", "cpu")
 
 
 def choose(requested: str) -> tuple[Device, str]:
-    """Resolve `--device` to a device and a sentence that says why.
+    """Resolve `--device` to a device and a sentence with the reason.
 
     Raises:
         ValueError: for `cuda` on a machine where torch finds no usable GPU.
@@ -33,14 +33,16 @@ def choose(requested: str) -> tuple[Device, str]:
 
 
 def activate(device: Device) -> None:
-    """Prepare this process for `device`. A second call with the same device changes nothing.
+    """Prepare this process for `device`, before Megatron is imported. A second call changes nothing.
 
-    On CUDA only environment defaults that Megatron asserts are set. On CPU, Megatron-Core is adapted by the
-    patches listed in `megatron_async.platform.cpu`.
+    Raises:
+        UnsupportedVersion: the installed Megatron-Core or emerging-optimizers is outside the tested range.
     """
+    check_versions()
     # Megatron asserts this for tensor parallelism on devices before Blackwell; harmless otherwise.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if device == "cpu":
-        from megatron_async.platform import cpu
+        cpu.prepare()
+    from megatron_async.mcore import patches  # imports torch
 
-        cpu.install()
+    patches.install(device)

@@ -9,7 +9,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.utils import unwrap_model
 
 from megatron_async.mcore.optimizer import inner_optimizers
-from megatron_async.mcore.parallel import undisturbed_random_states
+from megatron_async.mcore.rng import fork_rng
 from megatron_async.optim.step import clip_factor, step
 from megatron_async.pipeline.steps import History, Training
 from megatron_async.pipeline.synchronous import Losses, SynchronousSteps
@@ -109,7 +109,7 @@ class OracleSteps(SynchronousSteps):
     def _at_newest_weights(self, batch: int) -> Gradients:
         """Clipped gradients of a batch at the newest weights; the batch is read again afterwards."""
         self.clear_gradients()
-        with undisturbed_random_states():
+        with fork_rng():
             self.forward_and_backward(batch)
         gradients = clipped(self.optimizer, self.training.args.clip_grad)
         for replay in self._replays:

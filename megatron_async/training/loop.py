@@ -22,7 +22,7 @@ from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.mcore.optimizer import publish_weights, scheduler_for
-from megatron_async.mcore.parallel import undisturbed_random_states
+from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import evaluate
 from megatron_async.optim.corrections import Correction
 from megatron_async.pipeline.executor import Hooks
@@ -197,7 +197,7 @@ class Loop:
         """Compute the validation loss of the newest weights."""
         for callback in self.callbacks:
             callback.on_evaluation_begin(iteration)
-        with self._newest_weights(), undisturbed_random_states():
+        with self._newest_weights(), fork_rng():
             losses, _, _ = evaluate(self.forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
         loss = losses["lm loss"].item() if losses else None

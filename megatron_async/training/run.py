@@ -2,7 +2,6 @@
 """From checked arguments to a finished run: Megatron's building blocks in order."""
 
 import argparse
-import contextlib
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,9 @@ from megatron_async import reference
 from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
-from megatron_async.mcore.build import complete_layer_wise, one_optimizer_per_chunk, setup_model_and_optimizer
-from megatron_async.mcore.parallel import device, initialize, shut_down, undisturbed_random_states
+from megatron_async.mcore.build import setup_model_and_optimizer
+from megatron_async.mcore.parallel import device, initialize, shut_down
+from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import (
     build_train_valid_test_data_iterators,
     get_tensorboard_writer,
@@ -92,14 +92,13 @@ def build(
     if args.rank == 0:
         print(f"> {args.device_sentence}", flush=True)
     update_train_iters(args)
-    registry.register(args)
     # Kept with the arguments in every checkpoint: exported tables have as many rows.
     vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
     trained = _trained(args, vocabulary)
     checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
-    with undisturbed_random_states():  # loaders draw from the training's generators
+    with fork_rng():  # loaders draw from the training's generators
         train_data, valid_data = data_iterators(args)
     statistics = _statistics(args, trained)
     staleness = StalenessValues()
@@ -133,9 +132,9 @@ def _adjust(args: argparse.Namespace) -> None:
 def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
     by_chunk = schedule_of(args).chunks > 1
-    with one_optimizer_per_chunk() if by_chunk else contextlib.nullcontext():
-        model, optimizer, scheduler = setup_model_and_optimizer(container)
-    complete_layer_wise(optimizer, container.optimizer)
+    model, optimizer, scheduler = setup_model_and_optimizer(
+        container, registry.optimizers(args), one_per_chunk=by_chunk
+    )
     registry.finish(args, model, optimizer)
     return Trained(
         model=model,
@@ -231,10 +230,8 @@ class _Undisturbing:
         return self
 
     def __next__(self) -> Any:
-        before = torch.get_rng_state()
-        item = next(self._data)
-        torch.set_rng_state(before)
-        return item
+        with fork_rng():
+            return next(self._data)
 
 
 def _continue_wandb(args: argparse.Namespace) -> None:
