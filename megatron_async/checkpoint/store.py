@@ -39,8 +39,8 @@ from megatron_async.mcore.checkpoint import (
     load_checkpoint,
     plan_checkpoint,
 )
-from megatron_async.mcore.logging import wandb_run as megatron_wandb_run
 from megatron_async.mcore.parallel import store
+from megatron_async.mcore.training import wandb_run as megatron_wandb_run
 from megatron_async.pipeline.steps import History
 from megatron_async.schedules.arguments import delay_pattern
 

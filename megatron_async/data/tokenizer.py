@@ -70,7 +70,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def tokenizer_namespace(**chosen: Any) -> argparse.Namespace:
     """Arguments for Megatron's tokenizer builder: its defaults, with `chosen` set."""
-    from megatron.training.config import TokenizerConfig
+    from megatron_async.mcore.training import TokenizerConfig
 
     # The vocabulary is padded for the model that will train, which is not known here.
     return argparse.Namespace(**{**vars(TokenizerConfig()), "pad_vocab_size": False, "rank": 0, **chosen})

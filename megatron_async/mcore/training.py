@@ -1,7 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Functions of `megatron.training` that this package calls as they are."""
+"""Functions of `megatron.training` that this package calls as they are, and the id of the wandb run."""
+# ruff: noqa: F401
 
+import torch.distributed as dist
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from megatron.training.config import TokenizerConfig
 from megatron.training.global_vars import (
     get_args,
     get_tensorboard_writer,
@@ -18,18 +21,10 @@ from megatron.training.training import (
     update_train_iters,
 )
 
-__all__ = [
-    "GPTModelConfig",
-    "build_train_valid_test_data_iterators",
-    "default_layer_spec",
-    "evaluate",
-    "get_args",
-    "get_tensorboard_writer",
-    "get_tokenizer",
-    "get_wandb_writer",
-    "gpt_config_from_args",
-    "num_floating_point_operations",
-    "pretrain_cfg_container_from_args",
-    "set_global_variables",
-    "update_train_iters",
-]
+
+def wandb_run() -> str | None:
+    """Id of the wandb run that this job logs to, on every rank. Collective."""
+    wandb = get_wandb_writer()
+    ids: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(ids, wandb.run.id if wandb is not None and wandb.run is not None else None)
+    return next((name for name in ids if name), None)
