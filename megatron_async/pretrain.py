@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from megatron_async import platform
 from megatron_async.config.command_line import value_of
+from megatron_async.mcore import UnsupportedVersion
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
 USAGE_ERROR = 2
@@ -25,7 +26,10 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
         device, _ = platform.choose(requested)
     except ValueError:
         device = "cpu"  # reported with every other problem below
-    platform.activate(device)
+    try:
+        platform.activate(device)
+    except UnsupportedVersion as unsupported:
+        return _refuse(str(unsupported).splitlines(), "installed packages")
 
     from megatron_async.config import arguments
 
@@ -34,9 +38,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     try:
         args = arguments.parse(argv)
     except arguments.ArgumentProblems as wrong:
-        if int(os.environ.get("RANK", "0")) == 0:
-            sys.stderr.write(_message(wrong.problems))
-        return USAGE_ERROR
+        return _refuse(wrong.problems, "arguments")
     stops.listen(args.exit_signal)
     stops.limit(args.exit_duration_in_mins)
 
@@ -66,10 +68,13 @@ def _dry_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _message(problems: Sequence[str]) -> str:
-    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
-    return f"megatron_async: {count} with the arguments; nothing was started.\n{lines}\n"
+def _refuse(problems: Sequence[str], of: str) -> int:
+    """Write a numbered list of problems on rank 0; return the exit status."""
+    if os.environ.get("RANK", "0") == "0":
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        sys.stderr.write(f"megatron_async: {count} with the {of}; nothing was started.\n{lines}\n")
+    return USAGE_ERROR
 
 
 def _fail(error: BaseException) -> int:

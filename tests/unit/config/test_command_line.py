@@ -1,0 +1,34 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Single options of a command line, read without a parser."""
+
+import pytest
+
+from megatron_async.config.command_line import options_given, value_of, without_option
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--lr 1 --device cpu", "cpu"),
+        ("--device=cpu --lr 1", "cpu"),
+        ("--device cuda --device=cpu", "cpu"),
+        ("--device=", ""),
+        ("--devices 3", None),
+        ("--device", None),
+        ("", None),
+    ],
+)
+def test_the_last_value_counts(words, value):
+    assert value_of(words.split(), "--device") == value
+
+
+def test_options_given_are_named_by_their_destination():
+    destinations = {"--lr": "lr", "--no-split": "split", "-h": "help"}
+    given = options_given("--lr=3 --no-split --unknown 4 lr".split(), destinations)
+    assert given == {"lr", "split"}
+
+
+@pytest.mark.parametrize("words", ["--a 1 --b 2 3 --c", "--a 1 --b=2 --c"])
+def test_an_option_is_left_out_with_its_values(words):
+    assert without_option(words.split(), "--b") in ("--a 1 --c".split(), "--a 1 3 --c".split())
+    assert without_option(words.split(), "--d") is None
