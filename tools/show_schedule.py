@@ -9,163 +9,117 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from megatron_async.files import write_atomically
 from megatron_async.schedules import (
     SCHEDULES,
+    Schedule,
+    SimulationResult,
     StageCosts,
     make_schedule,
     schedule_problems,
     simulate,
     validate,
 )
-from megatron_async.schedules.render import to_json, to_png, to_svg, to_text, to_trace
+from megatron_async.schedules.render import to_image, to_json, to_text, to_trace
 
 FORMATS = ("text", "json", "svg", "png", "trace")
 NEEDS_OUTPUT = ("svg", "png")
 
 
-class ArgumentError(Exception):
-    """Message of the argument parser; kept so that it can be reported with the other problems."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Argument parser that raises instead of leaving the process at the first problem."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentError(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for, checked."""
-
-    schedule: str
-    stages: int
-    microbatches: int
-    batches: int
-    costs: StageCosts
-    transfer: float
-    format: str
-    output: Path | None
-
-
-def build_parser() -> Parser:
-    """All values are text here: they are checked together, so that every problem is reported at once."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--schedule", metavar="S", help=f"required; one of {', '.join(SCHEDULES)}")
-    parser.add_argument("--stages", metavar="P", help="required; pipeline stages (ranks)")
-    parser.add_argument("--microbatches", metavar="M", help="required; micro-batches per batch")
-    parser.add_argument("--batches", metavar="N", default="4", help="batches to plan (default: 4)")
-    parser.add_argument(
+def build_parser() -> argparse.ArgumentParser:
+    """All values are strings. `parse_arguments` checks them together and reports all problems at once."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    option = parser.add_argument
+    option("--schedule", metavar="S", help=f"required; one of {', '.join(SCHEDULES)}")
+    option("--stages", metavar="P", help="required; pipeline stages (ranks)")
+    option("--microbatches", metavar="M", help="required; micro-batches per batch")
+    option("--batches", metavar="N", default="4", help="batches in the table (default: 4)")
+    option(
         "--times",
         metavar="F,B,U",
         default="1,2,0",
-        help="times of forward and backward of one micro-batch through one rank's layers, and of the update"
-        " (default: 1,2,0)",
+        help="time of a stage for the forward and the backward of a micro-batch and for an update (default: 1,2,0)",
     )
-    parser.add_argument(
-        "--transfer", metavar="T", default="0", help="time of an activation or gradient between two ranks (default: 0)"
-    )
-    parser.add_argument("--format", default="text", help=f"one of {', '.join(FORMATS)} (default: text)")
-    parser.add_argument("--output", metavar="FILE", help="write to this file; svg and png need it")
+    option("--transfer", metavar="T", default="0", help="time of a transfer between two ranks (default: 0)")
+    option("--format", default="text", help=f"one of {', '.join(FORMATS)} (default: text)")
+    option("--output", metavar="FILE", help="output file; required for svg and png")
     return parser
 
 
-def parse_arguments(arguments: list[str]) -> Request:
-    """Check the command line.
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Parse and check the command line.
 
     Raises:
         ValueError: one line for each problem.
     """
     try:
         values, unknown = build_parser().parse_known_args(arguments)
-    except ArgumentError as error:
+    except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
     problems = [f"unknown argument {argument!r}" for argument in unknown]
-    stages = _parse_count("--stages", values.stages, problems)
-    microbatches = _parse_count("--microbatches", values.microbatches, problems)
-    batches = _parse_count("--batches", values.batches, problems)
+    shape = {}
+    for name in ("stages", "microbatches", "batches"):
+        text = getattr(values, name)
+        if text is None:
+            problems.append(f"--{name} is required")
+        elif not text.isascii() or not text.isdigit() or int(text) < 1:
+            problems.append(f"--{name} {text!r}: must be a whole number of at least 1")
+        else:
+            shape[name] = int(text)
     if values.schedule is None:
         problems.append("--schedule is required")
-    elif values.schedule not in SCHEDULES or None not in (stages, microbatches, batches):
-        # A wrong name is reported even while numbers are missing.
-        problems += schedule_problems(
-            values.schedule, stages=stages or 1, microbatches=microbatches or 1, batches=batches or 1
-        )
-    costs, transfer = _parse_times(values.times, problems), _parse_transfer(values.transfer, problems)
-    if values.format not in FORMATS:
-        problems.append(f"--format {values.format!r}: choose one of {', '.join(FORMATS)}")
-    elif values.format in NEEDS_OUTPUT and values.output is None:
-        problems.append(f"--format {values.format} needs --output FILE")
-    if values.output is not None:
-        if not Path(values.output).absolute().parent.is_dir():
-            problems.append(f"--output {values.output}: its folder does not exist")
-        elif Path(values.output).is_dir():
-            problems.append(f"--output {values.output}: is a folder, give the name of a file")
-    if problems or stages is None or microbatches is None or batches is None or costs is None or transfer is None:
+    elif values.schedule not in SCHEDULES or len(shape) == 3:
+        problems += schedule_problems(values.schedule, **{"stages": 1, "microbatches": 1, "batches": 1, **shape})
+    times = _numbers(values.times, 3)
+    if times is None or min(times[:2]) <= 0:
+        problems.append(f"--times {values.times!r}: must be three numbers F,B,U with F > 0, B > 0 and U >= 0")
+    transfer = _numbers(values.transfer, 1)
+    if transfer is None:
+        problems.append(f"--transfer {values.transfer!r}: must be a number of at least 0")
+    problems += _output_problems(values.format, values.output)
+    if problems:
         raise ValueError("\n".join(problems))
-    return Request(
-        schedule=values.schedule,
-        stages=stages,
-        microbatches=microbatches,
-        batches=batches,
-        costs=costs,
-        transfer=transfer,
-        format=values.format,
-        output=None if values.output is None else Path(values.output),
-    )
+    return argparse.Namespace(**{**vars(values), **shape, "times": times, "transfer": transfer})
 
 
-def _parse_count(name: str, text: str | None, problems: list[str]) -> int | None:
-    if text is None:
-        problems.append(f"{name} is required")
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        problems.append(f"{name} {text!r}: must be a whole number of at least 1")
-        return None
-    return int(text)
-
-
-def _parse_times(text: str, problems: list[str]) -> StageCosts | None:
+def _numbers(text: str, count: int) -> list[float] | None:
+    """`count` finite numbers of at least 0, separated by commas; None for anything else."""
     try:
-        forward, backward, update = map(float, text.split(","))
-        if not (forward > 0 and backward > 0 and update >= 0 and math.isfinite(forward + backward + update)):
-            raise ValueError
+        numbers = list(map(float, text.split(",")))
     except ValueError:
-        problems.append(f"--times {text!r}: must be three numbers F,B,U with F > 0, B > 0 and U >= 0")
         return None
-    return StageCosts(forward=forward, backward=backward, update=update)
+    return numbers if len(numbers) == count and all(0 <= number < math.inf for number in numbers) else None
 
 
-def _parse_transfer(text: str, problems: list[str]) -> float | None:
-    try:
-        transfer = float(text)
-        if not (transfer >= 0 and math.isfinite(transfer)):
-            raise ValueError
-    except ValueError:
-        problems.append(f"--transfer {text!r}: must be a number, not negative")
-        return None
-    return transfer
+def _output_problems(file_format: str, output: str | None) -> list[str]:
+    problems = []
+    if file_format not in FORMATS:
+        problems.append(f"--format {file_format!r}: choose one of {', '.join(FORMATS)}")
+    elif file_format in NEEDS_OUTPUT and output is None:
+        problems.append(f"--format {file_format} needs --output FILE")
+    if output is not None:
+        if not Path(output).absolute().parent.is_dir():
+            problems.append(f"--output {output}: its folder does not exist")
+        elif Path(output).is_dir():
+            problems.append(f"--output {output}: is a folder, give the name of a file")
+    return problems
 
 
-def render(request: Request) -> bytes:
-    """The contents of the output."""
-    schedule = make_schedule(request.schedule, request.stages, request.microbatches, request.batches)
-    validate(schedule)
-    result = simulate(schedule, request.costs, transfer=request.transfer)
-    match request.format:
-        case "png":
-            return to_png(schedule, result)
-        case "svg":
-            return to_svg(schedule, result).encode()
-        case "json":
-            return (json.dumps(to_json(schedule, result)) + "\n").encode()
-        case "trace":
-            return (json.dumps(to_trace(schedule, result)) + "\n").encode()
+def render(schedule: Schedule, result: SimulationResult, file_format: str) -> bytes:
+    """Contents of the output."""
+    match file_format:
+        case "png" | "svg":
+            return to_image(schedule, result, file_format)
+        case "json" | "trace":
+            data = to_json(schedule, result) if file_format == "json" else to_trace(schedule, result)
+            return (json.dumps(data) + "\n").encode()
         case _:
             return (to_text(schedule, result) + "\n").encode()
 
@@ -173,16 +127,19 @@ def render(request: Request) -> bytes:
 def main(arguments: list[str]) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
     try:
-        request = parse_arguments(arguments)
+        values = parse_arguments(arguments)
     except ValueError as error:
         lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
         print(f"show_schedule.py: wrong arguments\n{lines}", file=sys.stderr)
         return 2
-    contents = render(request)
-    if request.output is None:
+    schedule = make_schedule(values.schedule, values.stages, values.microbatches, values.batches)
+    validate(schedule)
+    result = simulate(schedule, StageCosts(*values.times), transfer=values.transfer[0])
+    contents = render(schedule, result, values.format)
+    if values.output is None:
         sys.stdout.buffer.write(contents)
     else:
-        write_atomically(request.output, contents)
+        write_atomically(Path(values.output), contents)
     return 0
 
 

@@ -1,10 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of a pipeline schedule: four actions, the rule of weight versions, and the table.
+"""A pipeline schedule as data: a list of actions for every rank.
 
-A schedule is data. For every rank it lists what the rank does, in order; sends and receives follow from
-the lists of forwards and backwards. Micro-batches are numbered through all batches of a run, so
-micro-batch i belongs to batch i // M (M micro-batches per optimizer step). Weight version v is the
-weights after v optimizer steps; version 0 is the initial weights.
+There are four actions; sends and receives follow from the forwards and backwards. Micro-batches are numbered through
+all batches of a run: with M micro-batches per optimizer step, micro-batch i belongs to batch i // M. Weight version v
+is the weights after v optimizer steps; version 0 is the initial weights.
 """
 
 from collections.abc import Callable
@@ -12,87 +11,96 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 VersionRule = Callable[[int], int]
-"""Batch number -> weight version which that batch is computed with, forward and backward."""
+"""Batch number -> weight version for forward and backward of that batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Forward of one micro-batch through one chunk, with the weights of `version`."""
+class Compute:
+    """Forward or backward of one micro-batch through one chunk, with the weights of `version`."""
 
-    kind: ClassVar[str] = "F"
+    kind: ClassVar[str]
     chunk: int
     microbatch: int
     version: int
 
+    @property
+    def number(self) -> int:
+        return self.microbatch
+
     def __str__(self) -> str:
-        return f"F{self.chunk}.{self.microbatch}@v{self.version}"
+        return f"{self.kind}{self.chunk}.{self.microbatch}@v{self.version}"
+
+
+class Forward(Compute):
+    """Forward of one micro-batch."""
+
+    __slots__ = ()
+    kind = "F"
+
+
+class Backward(Compute):
+    """Backward of one micro-batch, with the version of its forward."""
+
+    __slots__ = ()
+    kind = "B"
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
-    """Backward of one micro-batch through one chunk; `version` is the version of its forward."""
+class BatchAction:
+    """Reduction or update of one batch on one chunk."""
 
-    kind: ClassVar[str] = "B"
-    chunk: int
-    microbatch: int
-    version: int
-
-    def __str__(self) -> str:
-        return f"B{self.chunk}.{self.microbatch}@v{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """All gradients of the batch are here: start the reductions, wait for none of them."""
-
-    kind: ClassVar[str] = "R"
-    chunk: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"R{self.chunk}.{self.batch}"
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The reductions must be done by now: clip, step, publish version `batch + 1`."""
-
-    kind: ClassVar[str] = "U"
+    kind: ClassVar[str]
     chunk: int
     batch: int
 
+    @property
+    def number(self) -> int:
+        return self.batch
+
     def __str__(self) -> str:
-        return f"U{self.chunk}.{self.batch}"
+        return f"{self.kind}{self.chunk}.{self.batch}"
 
 
-Compute = Forward | Backward
+class Reduce(BatchAction):
+    """All gradients of the batch are complete: start their reductions without waiting."""
+
+    __slots__ = ()
+    kind = "R"
+
+
+class Update(BatchAction):
+    """Finish the reductions, clip, step, and publish version `batch + 1`."""
+
+    __slots__ = ()
+    kind = "U"
+
+
 Action = Forward | Backward | Reduce | Update
 
 
 def stale_versions(delay: int) -> VersionRule:
-    """Batch b is computed with W_(b-delay), with W_0 while there is nothing that old."""
+    """Batch b uses W_(b-delay), or W_0 for the first batches."""
     return lambda batch: max(batch - delay, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A complete table and what is needed to check it.
+    """A complete table.
 
     Attributes:
         name: name in the registry.
         stages: number P of pipeline ranks.
         microbatches: number M of micro-batches per batch.
         batches: number of batches in the table.
-        first_batch: number of the first of them; the pipe is empty before it.
+        first_batch: number of the first batch; the pipe is empty before it.
         chunks: virtual stages per rank. Virtual stage chunk * P + rank holds the layers in model order.
-        actions: for each rank its actions in order.
-        versions: rule of versions for each rank and chunk, `versions[rank][chunk]`.
-        version_limits: how many weight versions may be alive at once, `version_limits[rank][chunk]`.
-        microbatches_per_update: micro-batches that one optimizer step consumes: M, but 1 for the original
-            PipeDream, where every micro-batch is a batch of its own. The batch numbers in the actions and
-            the arguments of the version rules count these.
-        reduction_across_ranks: whether an update waits for the reductions of all ranks (global gradient
-            norm) or for those of its own rank alone.
+        actions: the actions of each rank, in order.
+        versions: rule of weight versions, `versions[rank][chunk]`.
+        version_limits: most weight versions alive at once, `version_limits[rank][chunk]`.
+        microbatches_per_update: micro-batches per optimizer step: M, but 1 for the original PipeDream. The batch
+            numbers of R, U and the version rules count optimizer steps.
+        reduction_across_ranks: whether an update waits for the reductions of all ranks (global gradient norm) or
+            only of its own rank.
     """
 
     name: str
@@ -109,24 +117,23 @@ class Schedule:
 
     @property
     def microbatch_range(self) -> range:
-        """Numbers of the micro-batches in the table."""
-        first = self.first_batch * self.microbatches
-        return range(first, first + self.batches * self.microbatches)
+        """Numbers of the micro-batches."""
+        return range(self.first_batch * self.microbatches, (self.first_batch + self.batches) * self.microbatches)
 
     @property
     def update_range(self) -> range:
-        """Numbers of the optimizer steps in the table, as the R and U actions count them."""
-        numbers = self.microbatch_range
-        return range(numbers.start // self.microbatches_per_update, numbers.stop // self.microbatches_per_update)
+        """Numbers of the optimizer steps, as R and U count them."""
+        numbers, size = self.microbatch_range, self.microbatches_per_update
+        return range(numbers.start // size, numbers.stop // size)
 
     def batch_of(self, microbatch: int) -> int:
-        """Number of the optimizer step to which a micro-batch contributes."""
+        """Number of the optimizer step of a micro-batch."""
         return microbatch // self.microbatches_per_update
 
     def virtual_stage(self, rank: int, chunk: int) -> int:
-        """Position in the model of a chunk of a rank, 0 .. chunks * stages - 1."""
+        """Position of a chunk in the model, 0 .. chunks * stages - 1."""
         return chunk * self.stages + rank
 
     def place_of(self, virtual_stage: int) -> tuple[int, int]:
-        """Rank and chunk which hold a virtual stage."""
+        """Rank and chunk of a virtual stage."""
         return virtual_stage % self.stages, virtual_stage // self.stages

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The schedule and the delay of a command line.
+"""Schedule and delays of parsed arguments.
 
-`--gradient-delay` is a number of updates for all layers, or the name of a delayed schedule, followed by `:P` where its
-delays depend on the number P of stages.
+`--gradient-delay` is a number of updates or the name of a delayed schedule, with `:P` if its delays depend on the
+number P of stages.
 """
 
 import argparse
@@ -12,30 +12,27 @@ from math import gcd
 from megatron_async.schedules.registry import SCHEDULES, ScheduleDefinition
 
 LARGEST_DELAY = 64
-"""Of `--gradient-delay N`: each update of delay costs a copy of the weights."""
+"""Largest N of `--gradient-delay N`. Each update of delay needs a copy of the weights."""
 
 
 def schedule_of(args: argparse.Namespace) -> ScheduleDefinition:
-    """Definition of `--pipeline-schedule`."""
+    """The schedule that `--pipeline-schedule` names."""
     return SCHEDULES[args.pipeline_schedule]
 
 
 def is_delayed(args: argparse.Namespace) -> bool:
-    """Whether gradients are taken at older weights than they update, in a pipeline or in the delay oracle."""
+    """Whether gradients are delayed, by the schedule or by the delay oracle."""
     return schedule_of(args).delayed or args.gradient_delay is not None
 
 
 def oracle_problem(value: str, layers: int | None) -> str | None:
-    """The fault of a value of `--gradient-delay`, or None."""
+    """Problem with a value of `--gradient-delay`, or None."""
     if value.isdecimal() and int(value) <= LARGEST_DELAY:
         return None
     definition, stages = _parse(value)
     if definition is None or stages < 1:
-        names = ", ".join(
-            f"{name}:P" if _depends_on_stages(schedule) else name
-            for name, schedule in SCHEDULES.items()
-            if schedule.delayed
-        )
+        delayed = [definition for definition in SCHEDULES.values() if definition.delayed]
+        names = ", ".join(f"{each.name}:P" if _depends_on_stages(each) else each.name for each in delayed)
         return (
             f"--gradient-delay {value}: must be a whole number from 0 to {LARGEST_DELAY}, or one of {names}, with a "
             "number P of stages."
@@ -56,9 +53,9 @@ def oracle_delays(value: str) -> tuple[int, ...]:
 
 
 def delay_pattern(args: argparse.Namespace) -> tuple[tuple[int, int], ...]:
-    """(delay, relative number of layers) from the first to the last layer, the same for every layout.
+    """Delays from the first to the last layer as (delay, relative number of layers), independent of the layout.
 
-    A uniform delay counts as 1: state that belongs to delayed parameters fits any of them.
+    Every uniform delay except 0 gives 1: the optimizer state fits any of them.
     """
     if getattr(args, "gradient_delay", None) is not None:
         delays = oracle_delays(args.gradient_delay)
@@ -72,7 +69,7 @@ def delay_pattern(args: argparse.Namespace) -> tuple[tuple[int, int], ...]:
 
 
 def _parse(value: str) -> tuple[ScheduleDefinition | None, int]:
-    """Schedule and number of stages of a value such as "wpipe" or "pipedream:4"; no schedule for a bad value."""
+    """Schedule and number of stages of a value such as "wpipe" or "pipedream:4"; None for a wrong value."""
     name, colon, number = value.partition(":")
     definition = SCHEDULES.get(name)
     if definition is None or not definition.delayed or _depends_on_stages(definition) != bool(colon):

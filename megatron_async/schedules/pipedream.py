@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Original PipeDream (SOSP 2019): an update after every backward, with stashed weight versions.
 
-Every micro-batch is a batch of its own: the batch numbers of R and U, and of the version rule, are micro-batch numbers.
-Stage s runs P-1-s forwards ahead of its backwards, so its gradients are P-1-s updates old and P-s versions are alive.
+Every micro-batch is a batch: R, U and the version rule count micro-batches. Stage s runs P-1-s forwards ahead of its
+backwards, so its gradients are P-1-s updates old and P-s versions are alive.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from megatron_async.schedules.segment import Segment
 
 
 def pipedream(segment: Segment) -> Iterator[Action]:
-    """One stream over all micro-batches. Versions go by the absolute number, so a drain changes no number."""
+    """One stream over all micro-batches."""
     numbers = segment.micro_batches
     for microbatch in range(numbers.start, numbers.stop + segment.ahead):
         if microbatch in numbers:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The schedules by the names that users give."""
+"""Definitions of the schedules, by the values of `--pipeline-schedule`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,31 +8,30 @@ from typing import Literal
 
 from megatron_async.schedules import pipedream, two_bw, wpipe
 from megatron_async.schedules.actions import Action, Schedule, VersionRule, stale_versions
-from megatron_async.schedules.segment import Segment, overlap_problems, raise_problems, shape_problems
+from megatron_async.schedules.segment import Segment
 
 NormScope = Literal["model", "chunk", "stage"]
-"""Parameters whose gradients are clipped by one norm: the whole model, a chunk of every rank (half of the layers with
-two chunks), or a stage."""
+"""Parameters that one gradient norm clips: the whole model, one chunk of every rank, or one stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDefinition:
-    """The traits of a schedule. The rest of the package asks for these and never for a name.
+    """The traits of a schedule. The rest of the package uses these and never compares names.
 
     Attributes:
         name: value of `--pipeline-schedule`.
         summary: one sentence for `--help`.
-        actions: the lazy plan of one stage.
-        delays: (stages, stage) -> gradient delay in updates of each chunk of that stage. The one place that says so.
+        actions: yields the actions of one stage.
+        delays: (stages, stage) -> gradient delay of each chunk, in updates.
         chunks: virtual stages per rank.
-        norm_scope: which gradients one norm clips.
-        least_microbatches: stages -> fewest micro-batches of a batch that may overlap with the next one.
-        untaken_sends: stages -> messages of one direction that may be on their way when a stage sends the next one:
-            the table proves that the neighbor has taken all earlier ones.
+        norm_scope: parameters that one gradient norm clips.
+        least_microbatches: stages -> fewest micro-batches per batch when batches overlap.
+        untaken_sends: stages -> most messages per direction that the neighbor has not received yet when a stage sends
+            the next one.
         update_per_microbatch: whether every micro-batch is a batch of its own.
-        tied_embeddings: whether input embedding and output head may share one weight.
+        tied_embeddings: whether input embedding and output layer may share their weight.
         megatron: whether Megatron-Core's own schedule function runs it.
-        unsupported: features (keys of `config.validate`) that are refused with it, each with the reason.
+        unsupported: refused features (keys of `config.validate`) with the reasons.
     """
 
     name: str
@@ -50,7 +49,7 @@ class ScheduleDefinition:
 
     @property
     def delayed(self) -> bool:
-        """Whether some gradient is taken at older weights than it updates."""
+        """Whether any gradient is delayed."""
         return any(delay for stage in range(self.chunks + 1) for delay in self.delays(self.chunks + 1, stage))
 
     def plan(
@@ -65,43 +64,50 @@ class ScheduleDefinition:
     ) -> Iterator[Action]:
         """The actions of one stage in batches first_batch .. first_batch + batches - 1, planned lazily.
 
-        The pipe is empty before and after. A single batch overlaps with no other and may have any number of
-        micro-batches.
+        The pipe is empty before and after. A single batch may have any number of micro-batches.
 
         Args:
             versions: rule of weight versions of chunk 0; None for the schedule's own.
 
         Raises:
-            ValueError: numbers out of range, or several batches of too few micro-batches.
+            ValueError: numbers out of range, or overlapping batches with too few micro-batches.
         """
-        problems = shape_problems(
-            stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch, stage=stage
-        )
+        problems = _shape_problems(stages, microbatches, batches, first_batch, stage)
         if not problems and batches > 1:
             problems = self.overlap_problems(stages=stages, microbatches=microbatches)
-        raise_problems(problems)
+        if problems:
+            raise ValueError("; ".join(problems))
         rule = versions or self.version_rules(stages, stage)[0]
         return self.actions(Segment(stages, stage, microbatches, range(first_batch, first_batch + batches), rule))
 
     def overlap_problems(self, *, stages: int, microbatches: int) -> list[str]:
-        """Problems with batches of so many micro-batches where several follow one another."""
+        """Problems with overlapping batches of this size.
+
+        With fewer micro-batches than stage 0 has in flight, a third weight version would be needed (PipeDream-2BW,
+        arXiv 2006.09503).
+        """
         least = self.least_microbatches(stages)
-        return overlap_problems(name=self.name, stages=stages, microbatches=microbatches, least=least)
+        if microbatches >= least:
+            return []
+        return [
+            f"schedule {self.name} needs at least {least} micro-batches per batch, got {microbatches} micro-batches and"
+            f" {stages} stages: raise the global batch size, lower the micro-batch size or the data-parallel size, or"
+            " use fewer stages"
+        ]
 
     def layer_delays(self, stages: int) -> tuple[int, ...]:
-        """Delay of each virtual stage, in the order of the model's layers."""
+        """Delay of each virtual stage, in the order of the layers."""
         return tuple(self.delays(stages, stage)[chunk] for chunk in range(self.chunks) for stage in range(stages))
 
     def version_rules(self, stages: int, stage: int) -> tuple[VersionRule, ...]:
-        """Rule of weight versions of each chunk."""
         return tuple(stale_versions(delay) for delay in self.delays(stages, stage))
 
     def version_limits(self, stages: int, stage: int) -> tuple[int, ...]:
-        """Weight versions of each chunk that may be alive at once."""
+        """Most weight versions alive at once, of each chunk."""
         return tuple(delay + 1 for delay in self.delays(stages, stage))
 
     def weight_copies(self, stages: int, stage: int) -> float:
-        """Most weights that a rank holds, in units of its own; chunks are of one size."""
+        """Copies of its weights that a rank holds, for chunks of equal size."""
         return sum(self.version_limits(stages, stage)) / self.chunks
 
 
@@ -117,72 +123,80 @@ def _two_bw(name: str, summary: str, *, lead: int) -> ScheduleDefinition:
     )
 
 
-SCHEDULES: dict[str, ScheduleDefinition] = {}
-"""Every schedule by its name."""
+SCHEDULES: dict[str, ScheduleDefinition] = {
+    definition.name: definition
+    for definition in (
+        ScheduleDefinition(
+            name="1f1b",
+            summary="Megatron-Core's own; a bubble in every batch",
+            actions=two_bw.one_f_one_b,
+            delays=lambda stages, stage: (0,),
+            megatron=True,
+        ),
+        _two_bw("2bw", "no bubble; gradients one step old", lead=1),
+        ScheduleDefinition(
+            name="wpipe",
+            summary="no bubble; gradients one step old in the first half of the layers only",
+            chunks=2,
+            actions=wpipe.wpipe,
+            delays=lambda stages, stage: (1, 0),
+            norm_scope="chunk",
+            least_microbatches=lambda stages: stages,
+            # Ranks run up to 2P forwards ahead of their backwards.
+            untaken_sends=lambda stages: 2 * stages,
+            tied_embeddings=False,
+        ),
+        ScheduleDefinition(
+            name="pipedream",
+            summary="the original PipeDream: an update after each micro-batch, gradients P-1-s steps old on stage s",
+            actions=pipedream.pipedream,
+            delays=lambda stages, stage: (stages - 1 - stage,),
+            norm_scope="stage",
+            update_per_microbatch=True,
+            tied_embeddings=False,
+            unsupported={
+                "experts": "untested; use a dense model",
+                "distributed optimizer": "untested; leave it out",
+                "per-token loss": "an update follows every micro-batch, before the batch's number of tokens is known; "
+                "leave it out",
+            },
+        ),
+        _two_bw("2bw-eager", "2bw that hides transfers between stages, for nearly twice the activations", lead=2),
+    )
+}
 
 
 def register(definition: ScheduleDefinition) -> None:
-    """Make a schedule available under its name, to the command line and to every tool.
+    """Make a schedule available to the command line and the tools.
 
     Raises:
         ValueError: the name is taken.
     """
     if definition.name in SCHEDULES:
-        raise ValueError(f"schedule {definition.name!r} is registered already")
+        raise ValueError(f"schedule {definition.name!r} is already registered")
     SCHEDULES[definition.name] = definition
 
 
-register(
-    ScheduleDefinition(
-        name="1f1b",
-        summary="Megatron-Core's own; a bubble in every batch",
-        actions=two_bw.one_f_one_b,
-        delays=lambda stages, stage: (0,),
-        megatron=True,
-    )
-)
-register(_two_bw("2bw", "no bubble; gradients one step old", lead=1))
-register(
-    ScheduleDefinition(
-        name="wpipe",
-        summary="no bubble; gradients one step old in the first half of the layers only",
-        chunks=2,
-        actions=wpipe.wpipe,
-        delays=lambda stages, stage: (1, 0),
-        norm_scope="chunk",
-        least_microbatches=lambda stages: stages,
-        # Ranks run up to 2P forwards ahead of their backwards.
-        untaken_sends=lambda stages: 2 * stages,
-        tied_embeddings=False,
-    )
-)
-register(
-    ScheduleDefinition(
-        name="pipedream",
-        summary="the original PipeDream: an update after each micro-batch, gradients P-1-s steps old on stage s",
-        actions=pipedream.pipedream,
-        delays=lambda stages, stage: (stages - 1 - stage,),
-        norm_scope="stage",
-        update_per_microbatch=True,
-        tied_embeddings=False,
-        unsupported={
-            "experts": "untested; use a dense model",
-            "distributed optimizer": "untested; leave it out",
-            "per-token loss": "an update follows every micro-batch, before the batch's number of tokens is known; "
-            "leave it out",
-        },
-    )
-)
-register(_two_bw("2bw-eager", "2bw that hides transfers between stages, for nearly twice the activations", lead=2))
-
-
 def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int, first_batch: int = 0) -> list[str]:
-    """Everything that forbids a table of this shape; empty when `make_schedule` accepts it."""
-    problems = shape_problems(stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
+    """Problems with a table of this shape; none if `make_schedule` accepts it."""
+    problems = _shape_problems(stages, microbatches, batches, first_batch)
     if name not in SCHEDULES:
         return [f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}", *problems]
     if not problems:
         problems += SCHEDULES[name].overlap_problems(stages=stages, microbatches=microbatches)
+    return problems
+
+
+def _shape_problems(stages: int, microbatches: int, batches: int, first_batch: int, stage: int = 0) -> list[str]:
+    rules = (
+        ("stages", stages, 1),
+        ("microbatches", microbatches, 1),
+        ("batches", batches, 1),
+        ("first_batch", first_batch, 0),
+    )
+    problems = [f"{name} = {value}: must be at least {least}" for name, value, least in rules if value < least]
+    if not 0 <= stage < max(1, stages):
+        problems.append(f"stage = {stage}: must be one of 0 .. {stages - 1}")
     return problems
 
 
@@ -199,42 +213,24 @@ def make_schedule(
 
     Args:
         name: one of `SCHEDULES`.
-        stages: number P of pipeline ranks.
-        microbatches: number M of micro-batches per batch.
-        batches: number of batches in the segment.
-        first_batch: number of the first of them.
-        versions: rule of versions in place of the schedule's own; for wpipe that of chunk 0.
+        stages, microbatches, batches, first_batch: as of `Schedule`.
+        versions: rule of weight versions of chunk 0; None for the schedule's own.
 
     Raises:
-        ValueError: lists everything that is wrong with the numbers.
+        ValueError: lists all problems with the numbers.
     """
-    raise_problems(
-        schedule_problems(name, stages=stages, microbatches=microbatches, batches=batches, first_batch=first_batch)
-    )
+    shape = {"stages": stages, "microbatches": microbatches, "batches": batches, "first_batch": first_batch}
+    if problems := schedule_problems(name, **shape):
+        raise ValueError("; ".join(problems))
     definition = SCHEDULES[name]
     rules = [definition.version_rules(stages, rank) for rank in range(stages)]
     if versions is not None:
         rules = [(versions, *own[1:]) for own in rules]
     return Schedule(
         name=name,
-        stages=stages,
-        microbatches=microbatches,
-        batches=batches,
-        first_batch=first_batch,
+        **shape,
         chunks=definition.chunks,
-        actions=tuple(
-            tuple(
-                definition.plan(
-                    stages=stages,
-                    stage=rank,
-                    microbatches=microbatches,
-                    batches=batches,
-                    first_batch=first_batch,
-                    versions=rules[rank][0],
-                )
-            )
-            for rank in range(stages)
-        ),
+        actions=tuple(tuple(definition.plan(**shape, stage=rank, versions=versions)) for rank in range(stages)),
         versions=tuple(rules),
         version_limits=tuple(definition.version_limits(stages, rank) for rank in range(stages)),
         microbatches_per_update=1 if definition.update_per_microbatch else microbatches,

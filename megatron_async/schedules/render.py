@@ -1,49 +1,34 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A simulated table as text, JSON or Chrome trace events, and as a figure (see `figure`)."""
+"""A simulated table as text, JSON, Chrome trace or picture."""
 
 from typing import Any
 
-from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Schedule, Update
-from megatron_async.schedules.dependencies import number_of
-from megatron_async.schedules.figure import to_figure, to_png, to_svg
+from megatron_async.schedules.actions import Action, Compute, Reduce, Schedule, Update
+from megatron_async.schedules.figure import to_figure, to_image
 from megatron_async.schedules.simulate import SimulationResult
 from megatron_async.schedules.versions import gradient_delay
 
-__all__ = ["to_figure", "to_json", "to_png", "to_svg", "to_text", "to_timeline", "to_trace"]
+__all__ = ["to_figure", "to_image", "to_json", "to_text", "to_timeline", "to_trace"]
 
-# Wider timelines are squeezed: very different times would otherwise make rows of millions of characters.
+# Limits the width where the times of the actions are very different.
 _MAX_COLUMNS = 4000
-TIMELINE_LEGEND = "' reduction starts   ^ update   * both   . idle"
+_LEGEND = "' reduction starts   ^ update   * both   . idle"
 _TRACE_MICROSECONDS_PER_UNIT = 1000
 
 
 def to_text(schedule: Schedule, result: SimulationResult) -> str:
-    """Timeline and figures of merit for each stage, for a terminal."""
-    shares = (
-        f"bubble share: {result.steady_bubble_share:.2%} in steady state,"
+    """Timeline and a summary of each stage, for a terminal."""
+    return (
+        f"schedule {schedule.name}: {schedule.stages} stages, {schedule.microbatches} micro-batches,"
+        f" {schedule.batches} batches\n\n{to_timeline(schedule, result)}\n{_LEGEND}\n\n"
+        f"{_stage_table(schedule, result)}\n\nbubble share: {result.steady_bubble_share:.2%} in steady state,"
         f" {result.bubble_share:.2%} with filling and draining; makespan {result.makespan:g}"
     )
-    title = (
-        f"schedule {schedule.name}: {schedule.stages} stages, {schedule.microbatches} micro-batches,"
-        f" {schedule.batches} batches"
-    )
-    return "\n".join(
-        [
-            title,
-            "",
-            to_timeline(schedule, result),
-            TIMELINE_LEGEND,
-            "",
-            *_stage_table(schedule, result),
-            "",
-            shares,
-        ]
-    )
 
 
-def _stage_table(schedule: Schedule, result: SimulationResult) -> list[str]:
+def _stage_table(schedule: Schedule, result: SimulationResult) -> str:
     header = ("stage", "bubble share", "live activations", "weight versions", "gradient delay")
-    rows = [
+    rows = [header] + [
         (
             str(rank),
             f"{1.0 - result.steady_busy_share[rank]:.2%}",
@@ -53,20 +38,17 @@ def _stage_table(schedule: Schedule, result: SimulationResult) -> list[str]:
         )
         for rank in range(schedule.stages)
     ]
-    return ["  ".join(cell.rjust(len(name)) for cell, name in zip(row, header, strict=True)) for row in [header, *rows]]
+    widths = [len(name) for name in header]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
 def to_timeline(schedule: Schedule, result: SimulationResult) -> str:
     """One row per rank, time to the right.
 
-    A cell starts with F, B or U and the micro-batch or batch (`F0.3` with chunk if there are several) and is
-    as long as its action; dots are idle time. The character before a cell shows the actions without length
-    (see TIMELINE_LEGEND).
+    A cell starts with F, B or U and the micro-batch or batch (`F0.3` with the chunk if there are several); its length
+    is the time of the action. The character before a cell marks actions without length (see the legend of `to_text`).
     """
-    shortest = min(
-        (end - start for row in result.spans for start, end in row if end > start),
-        default=1.0,
-    )
+    shortest = result.shortest
     widest = max(len(_label(schedule, action)) for row in schedule.actions for action in row)
     scale = min((widest + 1) / shortest, _MAX_COLUMNS / max(result.makespan, shortest))
     return "\n".join(
@@ -93,14 +75,13 @@ def _timeline_row(schedule: Schedule, result: SimulationResult, rank: int, scale
 
 def _label(schedule: Schedule, action: Action) -> str:
     chunk = f"{action.chunk}." if schedule.chunks > 1 else ""
-    return f"{action.kind}{chunk}{number_of(action)}"
+    return f"{action.kind}{chunk}{action.number}"
 
 
 def to_json(schedule: Schedule, result: SimulationResult) -> dict[str, Any]:
-    """The table and its figures of merit as plain data.
+    """The table and its summary as plain data.
 
-    `bubble_share` is the steady-state share (see SimulationResult). For schedules with several chunks per
-    rank `weight_versions` and `gradient_delay` are those of the worst chunk.
+    `bubble_share` is the steady-state share. `weight_versions` and `gradient_delay` are the largest of all chunks.
     """
     return {
         "schedule": schedule.name,
@@ -122,13 +103,13 @@ def to_json(schedule: Schedule, result: SimulationResult) -> dict[str, Any]:
 
 def _action_fields(action: Action) -> dict[str, str | int]:
     fields: dict[str, str | int] = {"action": action.kind, "chunk": action.chunk}
-    if isinstance(action, Forward | Backward):
+    if isinstance(action, Compute):
         return fields | {"microbatch": action.microbatch, "version": action.version}
     return fields | {"batch": action.batch}
 
 
 def to_trace(schedule: Schedule, result: SimulationResult) -> dict[str, Any]:
-    """Chrome trace event format (about:tracing, Perfetto): one thread per rank, one unit of time = 1 ms."""
+    """Chrome trace event format (chrome://tracing, Perfetto): one thread per rank, one unit of time = 1 ms."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"schedule {schedule.name}"}}
     ]
@@ -136,15 +117,8 @@ def to_trace(schedule: Schedule, result: SimulationResult) -> dict[str, Any]:
         thread = {"pid": 0, "tid": rank}
         events.append({"ph": "M", **thread, "name": "thread_name", "args": {"name": f"rank {rank}"}})
         for action, (start, end) in zip(row, result.spans[rank], strict=True):
-            event = {
-                **thread,
-                "name": str(action),
-                "cat": action.kind,
-                "ts": start * _TRACE_MICROSECONDS_PER_UNIT,
-                "args": _action_fields(action),
-            }
-            if isinstance(action, Reduce):
-                events.append({"ph": "i", "s": "t", **event})
-            else:
-                events.append({"ph": "X", "dur": (end - start) * _TRACE_MICROSECONDS_PER_UNIT, **event})
+            duration = (end - start) * _TRACE_MICROSECONDS_PER_UNIT
+            shape = {"ph": "i", "s": "t"} if isinstance(action, Reduce) else {"ph": "X", "dur": duration}
+            labels = {"name": str(action), "cat": action.kind, "ts": start * _TRACE_MICROSECONDS_PER_UNIT}
+            events.append({**shape, **thread, **labels, "args": _action_fields(action)})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

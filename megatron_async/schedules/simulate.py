@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Timing of a table: when each action runs, how much of the time ranks compute, what they hold."""
+"""Simulated execution of a table: times of the actions, bubble, live activations, weight versions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,18 @@ from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, 
 from megatron_async.schedules.dependencies import Key, execute, key_of, predecessors
 from megatron_async.schedules.versions import peak_versions
 
+Spans = tuple[tuple[tuple[float, float], ...], ...]
+"""(start, end) of each action, indexed like the table."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Times of one rank with all its chunks, in any unit; a chunk takes its equal share.
+    """Times of one rank in any unit. A chunk takes an equal share.
 
     Attributes:
         forward: forward of one micro-batch through the rank's layers.
-        backward: backward of one micro-batch through them, recomputation included.
-        update: optimizer step of all their weights.
+        backward: its backward, recomputation included.
+        update: optimizer step of all weights of the rank.
     """
 
     forward: float
@@ -26,29 +29,28 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What the simulation of a table found; times in the unit of the costs, from the first action on.
+    """Result of `simulate`, in the unit of the costs.
 
-    Busy time is time in F, B and U; a reduction runs beside them. The *steady window* of a rank opens at its
-    first forward of batch first_batch + w on its last chunk and closes at that of batch
-    first_batch + batches - w, with w a quarter of the batches, rounded down, but at least one batch and at
-    least P micro-batches. So it holds whole batches and neither the filling nor the draining of the pipe.
-    With fewer than 2w + 1 batches there is no such window and the steady shares are the total ones.
+    Busy time is the time in F, B and U. The *steady window* excludes filling and draining. With w a quarter of the
+    batches, at least one batch and at least P micro-batches, it reaches on each rank from the first forward of batch
+    first_batch + w on the last chunk to that of batch first_batch + batches - w. Tables with fewer than 2w + 1 batches
+    have none: their steady shares are the total ones.
 
     Attributes:
         makespan: end of the last action.
         spans: (start, end) of each action, indexed like the table.
         busy: busy time of each rank.
-        busy_share: busy time over makespan, for each rank.
-        bubble_share: 1 - sum of busy time / (P * makespan): filling and draining included.
-        steady_busy_share: busy time inside the steady window over the length of the window, for each rank.
-        steady_bubble_share: 1 - sum of busy time inside the steady windows / sum of their lengths.
-        live_activations: most micro-batches whose activations a rank holds, in units of one micro-batch
-            through all layers of the rank: a chunk counts 1 / chunks.
+        busy_share: busy time / makespan, for each rank.
+        bubble_share: 1 - sum of busy times / (P * makespan); includes filling and draining.
+        steady_busy_share: busy share within the steady window, for each rank.
+        steady_bubble_share: 1 - sum of busy times within the steady windows / sum of their lengths.
+        live_activations: most micro-batches whose activations a rank holds. A micro-batch in one chunk counts
+            1 / chunks.
         weight_versions: most weight versions alive at once, for each rank and chunk.
     """
 
     makespan: float
-    spans: tuple[tuple[tuple[float, float], ...], ...]
+    spans: Spans
     busy: tuple[float, ...]
     busy_share: tuple[float, ...]
     bubble_share: float
@@ -56,6 +58,11 @@ class SimulationResult:
     steady_bubble_share: float
     live_activations: tuple[float, ...]
     weight_versions: tuple[tuple[int, ...], ...]
+
+    @property
+    def shortest(self) -> float:
+        """Time of the shortest action that takes time; 1 if there is none."""
+        return min((end - start for row in self.spans for start, end in row if end > start), default=1.0)
 
 
 def simulate(
@@ -65,27 +72,26 @@ def simulate(
     transfer: float = 0.0,
     reduction: float = 0.0,
 ) -> SimulationResult:
-    """Run a table in time.
+    """Run a table in time: every rank runs its actions in order, each as early as possible.
 
-    Every rank runs its list in order, each action as soon as it can. An activation or gradient is at the
-    neighbor `transfer` after the action that made it, while both ranks compute on. An update waits until the
-    reductions of its batch have started on all ranks (on its own, if the schedule reduces per rank) and
-    `reduction` more.
+    Transfers and reductions run beside compute. An update starts `reduction` after the R of its batch, on all ranks
+    or on its own rank (`reduction_across_ranks`).
 
     Args:
         schedule: a valid table.
-        costs: of every rank, or one for all.
+        costs: one for each rank, or one for all ranks.
         transfer: time of one activation or gradient between two ranks.
         reduction: time of the reductions of one batch.
 
     Raises:
-        ValueError: negative times, a wrong number of costs, or a table that deadlocks.
+        ValueError: negative times, wrong number of costs, or a deadlock.
     """
+    ranks = range(schedule.stages)
     rank_costs = [costs] * schedule.stages if isinstance(costs, StageCosts) else list(costs)
     _check_times(schedule, rank_costs, transfer, reduction)
     spans = _run(schedule, rank_costs, transfer, reduction)
     makespan = max(end for row in spans for _, end in row)
-    windows = [_steady_window(schedule, rank, spans[rank]) or (0.0, makespan) for rank in range(schedule.stages)]
+    windows = [_steady_window(schedule, rank, spans[rank]) or (0.0, makespan) for rank in ranks]
     busy = [_busy_time(row, 0.0, makespan) for row in spans]
     steady = [_busy_time(row, *window) for row, window in zip(spans, windows, strict=True)]
     lengths = [end - start for start, end in windows]
@@ -94,13 +100,12 @@ def simulate(
         spans=spans,
         busy=tuple(busy),
         busy_share=tuple(_share(time, makespan) for time in busy),
-        bubble_share=_idle_share(sum(busy), schedule.stages * makespan),
-        steady_busy_share=tuple(_share(*pair) for pair in zip(steady, lengths, strict=True)),
-        steady_bubble_share=_idle_share(sum(steady), sum(lengths)),
+        bubble_share=max(0.0, 1.0 - _share(sum(busy), schedule.stages * makespan)),
+        steady_busy_share=tuple(map(_share, steady, lengths)),
+        steady_bubble_share=max(0.0, 1.0 - _share(sum(steady), sum(lengths))),
         live_activations=tuple(_peak_activations(row, schedule.chunks) for row in schedule.actions),
         weight_versions=tuple(
-            tuple(peak_versions(schedule, rank, chunk) for chunk in range(schedule.chunks))
-            for rank in range(schedule.stages)
+            tuple(peak_versions(schedule, rank, chunk) for chunk in range(schedule.chunks)) for rank in ranks
         ),
     )
 
@@ -116,37 +121,23 @@ def _check_times(schedule: Schedule, costs: Sequence[StageCosts], transfer: floa
         raise ValueError("; ".join(problems))
 
 
-def _run(
-    schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduction: float
-) -> tuple[tuple[tuple[float, float], ...], ...]:
-    execution = execute(schedule)
-    if execution.blocked:
-        raise ValueError(f"schedule {schedule.name} deadlocks on ranks {sorted(execution.blocked)}; validate it first")
+def _run(schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduction: float) -> Spans:
+    order, blocked = execute(schedule)
+    if blocked:
+        raise ValueError(f"schedule {schedule.name} deadlocks on ranks {sorted(blocked)}; validate it first")
+    kinds = Forward.kind, Backward.kind, Update.kind, Reduce.kind
+    durations = [dict(zip(kinds, (own.forward, own.backward, own.update, 0.0), strict=True)) for own in costs]
     ends: dict[Key, float] = {}
-    clocks = [0.0] * schedule.stages
     spans: list[list[tuple[float, float]]] = [[] for _ in range(schedule.stages)]
-    for rank, step in execution.order:
+    for rank, step in order:
         action = schedule.actions[rank][step]
-        start = clocks[rank]
+        start = spans[rank][-1][1] if step else 0.0
         for key in predecessors(schedule, rank, action):
             latency = reduction if isinstance(action, Update) else transfer if key[0] != rank else 0.0
             start = max(start, ends[key] + latency)
-        end = start + _duration(action, costs[rank], schedule.chunks)
-        ends[key_of(rank, action)] = clocks[rank] = end
+        ends[key_of(rank, action)] = end = start + durations[rank][action.kind] / schedule.chunks
         spans[rank].append((start, end))
-    return tuple(tuple(row) for row in spans)
-
-
-def _duration(action: Action, costs: StageCosts, chunks: int) -> float:
-    match action:
-        case Forward():
-            return costs.forward / chunks
-        case Backward():
-            return costs.backward / chunks
-        case Update():
-            return costs.update / chunks
-        case Reduce():
-            return 0.0
+    return tuple(map(tuple, spans))
 
 
 def _steady_window(schedule: Schedule, rank: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
@@ -154,14 +145,13 @@ def _steady_window(schedule: Schedule, rank: int, spans: Sequence[tuple[float, f
     if schedule.batches < 2 * margin + 1:
         return None
     numbers = schedule.microbatch_range
-    opening = numbers.start + margin * schedule.microbatches
-    closing = numbers.stop - margin * schedule.microbatches
     starts = {
         action.microbatch: start
         for action, (start, _) in zip(schedule.actions[rank], spans, strict=True)
         if isinstance(action, Forward) and action.chunk == schedule.chunks - 1
     }
-    return starts[opening], starts[closing]
+    width = margin * schedule.microbatches
+    return starts[numbers.start + width], starts[numbers.stop - width]
 
 
 def _busy_time(spans: Sequence[tuple[float, float]], opening: float, closing: float) -> float:
@@ -169,21 +159,13 @@ def _busy_time(spans: Sequence[tuple[float, float]], opening: float, closing: fl
 
 
 def _share(part: float, whole: float) -> float:
-    """Part of a whole; a table whose actions take no time has no idle time either."""
+    """Part of a whole. A table whose actions take no time has no idle time."""
     return part / whole if whole > 0 else 1.0
-
-
-def _idle_share(busy: float, whole: float) -> float:
-    """Idle part of a whole, without the rounding errors that would make it negative."""
-    return max(0.0, 1.0 - _share(busy, whole))
 
 
 def _peak_activations(row: Sequence[Action], chunks: int) -> float:
     live = peak = 0
     for action in row:
-        if isinstance(action, Forward):
-            live += 1
-            peak = max(peak, live)
-        elif isinstance(action, Backward):
-            live -= 1
+        live += isinstance(action, Forward) - isinstance(action, Backward)
+        peak = max(peak, live)
     return peak / chunks

@@ -1,23 +1,22 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Which weight versions a rank has to hold while it runs its list."""
+"""Weight versions that a rank holds while it runs its actions."""
 
 from collections.abc import Iterator
 
-from megatron_async.schedules.actions import Backward, Forward, Schedule, Update
+from megatron_async.schedules.actions import Compute, Schedule, Update
 
 
 def alive_versions(schedule: Schedule, rank: int, chunk: int) -> Iterator[tuple[int, frozenset[int]]]:
     """Versions alive before the first action (step -1) and after each update, as (step, versions).
 
-    A version is alive from the update that creates it until its last use in the list; the newest one, on
-    which the next update builds, always is, and so is the one that the batch after the end of the list will
-    use, because a drained run goes on from there.
+    A version is alive from its update to its last use. The newest version is always alive, and so is the version of
+    the batch after the table: a drained run continues with it.
     """
     row = schedule.actions[rank]
     last_use = {schedule.versions[rank][chunk](schedule.update_range.stop): len(row)}
     for step in reversed(range(len(row))):
         action = row[step]
-        if isinstance(action, Forward | Backward) and action.chunk == chunk:
+        if isinstance(action, Compute) and action.chunk == chunk:
             last_use.setdefault(action.version, step)
     newest = schedule.update_range.start
     alive = {version for version in last_use if version < newest} | {newest}
@@ -30,15 +29,11 @@ def alive_versions(schedule: Schedule, rank: int, chunk: int) -> Iterator[tuple[
 
 
 def peak_versions(schedule: Schedule, rank: int, chunk: int) -> int:
-    """Largest number of weight versions of a chunk that are alive at once on a rank."""
+    """Most weight versions of a chunk that are alive at once."""
     return max(len(versions) for _, versions in alive_versions(schedule, rank, chunk))
 
 
 def gradient_delay(schedule: Schedule, rank: int, chunk: int) -> int:
-    """Largest age in optimizer steps of the weights that a gradient is taken at.
-
-    Looks P batches beyond the table, so that a short one shows the delay of a run that goes on.
-    """
-    numbers = schedule.update_range
-    rule = schedule.versions[rank][chunk]
+    """Largest delay of a gradient, in optimizer steps, up to P batches after the table: short tables show it too."""
+    numbers, rule = schedule.update_range, schedule.versions[rank][chunk]
     return max(batch - rule(batch) for batch in range(numbers.start, numbers.stop + schedule.stages))

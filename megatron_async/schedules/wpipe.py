@@ -1,35 +1,34 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""WPipe (ICLR 2022, openreview cw-EmNq5zfD): half of the layers delayed by one step, half of them fresh.
+"""WPipe (ICLR 2022, openreview cw-EmNq5zfD): the first half of the layers delayed by one step, the second half fresh.
 
-Rank r holds two chunks: chunk 0 (virtual stage r, first half of the layers) uses W_(b-1) and two weight
-versions; chunk 1 (virtual stage P + r, second half) uses W_b and one version, so its batches may not overlap:
-its update of batch b-1, with a gradient norm over all ranks, comes before its first forward of batch b.
+Rank r holds two chunks. Chunk 0 (virtual stage r, first half of the layers) uses W_(b-1) and two weight versions.
+Chunk 1 (virtual stage P + r, second half) uses W_b and one version, so its batches do not overlap: its update of batch
+b-1, with a gradient norm over all ranks, precedes its first forward of batch b.
 
-The table is a 1F1B stream in slots of one forward and one backward of a chunk. Slot k of rank r starts at
-k (F + B) + r F. Hence a forward reaches the next rank within the same slot, a backward reaches the rank
-before in the next slot, and one periodic word of 2M slots gives the whole table. M of its slots are *fresh*
-(chunk 1) and M *delayed* (chunk 0); with P = 4, M = 8, x fresh and o delayed:
+The table consists of slots with one forward and one backward of a chunk. Slot k of rank r starts at k (F + B) + r F.
+Thus a forward reaches the next rank within its slot and a backward reaches the previous rank in the next slot. The
+whole table repeats a word of 2M slots: M are *fresh* (chunk 1) and M are *delayed* (chunk 0). For P = 4, M = 8, with x
+fresh and o delayed:
 
     xxx ox ox ox ox x oooo          head of P - P//3, M - P pairs, tail of P//3, gap of P
 
-- Rank r runs the forwards of the word in its slots, and the backwards of the word P-1-r slots later.
-- Micro-batch n of chunk 1 takes the n-th fresh slot, for its forward and for its backward.
-- Micro-batch n of chunk 0 goes backward in the n-th delayed slot and forward P delayed slots earlier.
+- Rank r runs the forwards of the word in its slots, and the backwards P-1-r slots later.
+- Micro-batch n of chunk 1 uses the n-th fresh slot for its forward and its backward.
+- Micro-batch n of chunk 0 uses the n-th delayed slot for its backward; its forward is P delayed slots earlier.
 
-Why it works, with F : B = 1 : 2 (a slot lasts 3F):
+All dependencies hold for F : B = 1 : 2 (a slot lasts 3F):
 
-- Forward of chunk 0: on rank P-1 it ends ceil(P/3) slots after its slot began on rank 0, where the forward of
-  chunk 1 follows tail + 1 slots later or more.
-- Backward of chunk 1: on rank 0 it ends P - P//3 slots, the length of the head, before rank P-1 starts that
-  of chunk 0.
-- Chunk 1's batches: the last backward travels over P-1 ranks within the gap, and one slot is left over in
-  which the reduction of the gradient norm is hidden.
-- Chunk 0's batches: batch b has ended on all ranks 2 (M - P) + 1 slots before batch b+2 starts.
+- Forward of chunk 0: it ends on rank P-1 ceil(P/3) slots after its slot began on rank 0. The forward of chunk 1 follows
+  there at least tail + 1 slots later.
+- Backward of chunk 1: it ends on rank 0 P - P//3 slots (the head) before rank P-1 starts that of chunk 0.
+- Batches of chunk 1: the last backward passes P-1 ranks within the gap. One slot is left for the reduction of the
+  gradient norm.
+- Batches of chunk 0: batch b ends on all ranks 2 (M - P) + 1 slots before batch b+2 starts.
 
-Every slot holds a forward and a backward, so for balanced stages, B = 2F and free transfers there is no
-bubble in steady state for any M >= P. Rank r holds 2P - r micro-batches of one chunk, P - r/2 of its whole
-layers: as much as 2BW on rank 0, whatever M is. The table stays valid for other ratios: up to P = 16, B
-between F and 4F leaves a bubble of 6.3 % at most, and of 3.5 % where M >= 2P.
+Every slot is full, so balanced stages with B = 2F and free transfers have no bubble in steady state for any M >= P.
+Rank r holds 2P - r micro-batches of one chunk, P - r/2 of its layers, for any M; rank 0 holds as much as in 2BW.
+The table is valid for other ratios: for P <= 16 and B between F and 4F the bubble is at most 6.3 %, and 3.5 % for
+M >= 2P.
 """
 
 from collections.abc import Iterator
@@ -39,10 +38,9 @@ from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, 
 from megatron_async.schedules.segment import Segment
 
 DELAYED, FRESH = 0, 1
-"""The two chunks, and the two kinds of slots."""
+"""The two chunks and kinds of slots."""
 
-# Length of a slot in forwards, F + B with B = 2F.
-_SLOT_FORWARDS = 3
+_SLOT_FORWARDS = 3  # length F + B of a slot for B = 2F
 
 
 @lru_cache(maxsize=64)
@@ -55,15 +53,14 @@ def word(stages: int, microbatches: int) -> tuple[int, ...]:
 
 
 def wpipe(segment: Segment) -> Iterator[Action]:
-    """The periodic word, without the batches outside the segment. Memory is O(M).
+    """The periodic word, restricted to the batches of the segment.
 
-    U of chunk 0, batch b comes just before the first forward of its batch b+2, U of chunk 1 before the first forward of
-    its batch b+1; if that forward is not in the segment, after the segment's last backward. Chunk 1 always uses W_b.
-    Segments compose, and may be shortened while they run, like those of 2bw.
+    U(b) comes before the first forward of batch b+2 on chunk 0, of batch b+1 on chunk 1, or at the end of the segment.
+    A running segment may be shortened as in `two_bw`.
     """
     period = word(segment.stages, segment.microbatches)
     forwards, backwards = _slots(segment, period), _slots(segment, period)
-    # The stream begins one period early: forwards of chunk 0 lead by P delayed slots, and P <= M.
+    # Start one period early: forwards of chunk 0 lead by P <= M delayed slots.
     for slot in range((len(segment.batches) + 1) * len(period) + segment.ahead):
         chunk, number = next(forwards)
         yield from _forward(segment, chunk, number + segment.stages if chunk == DELAYED else number)
@@ -75,7 +72,7 @@ def wpipe(segment: Segment) -> Iterator[Action]:
 
 
 def _slots(segment: Segment, period: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Kind of each slot and its number among the slots of that kind, from the period before the segment on."""
+    """(chunk, micro-batch) of each slot, from one period before the segment."""
     counts = [(segment.batches.start - 1) * segment.microbatches] * 2
     while True:
         for chunk in period:

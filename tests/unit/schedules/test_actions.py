@@ -3,14 +3,8 @@
 
 import pytest
 
-from megatron_async.schedules import (
-    Backward,
-    Forward,
-    Reduce,
-    Update,
-    make_schedule,
-    stale_versions,
-)
+from megatron_async.schedules import Backward, Forward, Reduce, Update, make_schedule
+from megatron_async.schedules.actions import stale_versions
 from megatron_async.schedules.phases import Phases
 
 

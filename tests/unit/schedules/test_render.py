@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from megatron_async.schedules import Backward, Forward, StageCosts, make_schedule, simulate
-from megatron_async.schedules.render import to_figure, to_json, to_png, to_svg, to_text, to_timeline, to_trace
+from megatron_async.schedules.render import to_figure, to_image, to_json, to_text, to_timeline, to_trace
 
 
 def simulated(name, stages, microbatches, batches, costs=None):
@@ -102,19 +102,19 @@ def test_trace() -> None:
 
 def test_png_and_svg() -> None:
     schedule, result = simulated("wpipe", 2, 2, 2)
-    png = to_png(schedule, result)
+    png = to_image(schedule, result, "png")
     assert png.startswith(b"\x89PNG\r\n")
-    svg = to_svg(schedule, result)
+    svg = to_image(schedule, result, "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
-    assert svg == to_svg(schedule, result)
+    assert svg == to_image(schedule, result, "svg")
 
 
 def test_figure_has_a_cell_for_every_action_that_takes_time() -> None:
     schedule, result = simulated("2bw", 2, 2, 3, StageCosts(1.0, 2.0, 1.0))
     (axes,) = to_figure(schedule, result).axes
-    idle, cells = axes.collections[:2]
-    assert len(idle.get_paths()) == schedule.stages
-    assert len(cells.get_paths()) == 2 * (2 * 6 + 3)
+    cells = {collection.get_label(): len(collection.get_paths()) for collection in axes.collections}
+    assert cells["idle"] == schedule.stages
+    assert (cells["forward"], cells["backward"], cells["update"]) == (2 * 6, 2 * 6, 2 * 3)
     texts = [text.get_text() for text in axes.texts]
     assert texts.count("5") == 4
     assert texts.count("U2") == 2

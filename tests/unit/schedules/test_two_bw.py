@@ -14,9 +14,9 @@ from megatron_async.schedules import (
     Update,
     make_schedule,
     simulate,
-    stale_versions,
     validate,
 )
+from megatron_async.schedules.actions import stale_versions
 from megatron_async.schedules.phases import Phases
 
 GRID = [(stages, microbatches) for stages in range(1, 9) for microbatches in range(stages, 3 * stages + 1)]

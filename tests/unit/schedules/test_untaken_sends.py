@@ -29,7 +29,7 @@ def most_untaken(schedule: Schedule) -> int:
     at_end: dict[tuple[int, str, int, int], list[int]] = {}
     taken_at: defaultdict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     worst = 0
-    for rank, step in execute(schedule).order:
+    for rank, step in execute(schedule)[0]:
         action = schedule.actions[rank][step]
         if isinstance(action, Forward | Backward):
             for key in predecessors(schedule, rank, action):

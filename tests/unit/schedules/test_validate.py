@@ -115,7 +115,7 @@ def test_other_version_than_the_rule_says(two_bw) -> None:
 def test_reduction_before_the_last_backward(two_bw) -> None:
     error = broken(edited(two_bw, 0, lambda row: swap(row, Reduce(0, 1), Backward(0, 3, 0))))
     assert error.rule == "reduce after the last backward"
-    assert "micro-batch 3 of batch 1" in str(error)
+    assert "the backward of micro-batch 3 comes later" in str(error)
 
 
 def test_update_before_its_reduction(two_bw) -> None:
@@ -127,13 +127,13 @@ def test_update_before_its_reduction(two_bw) -> None:
 def test_reductions_out_of_order(two_bw) -> None:
     error = broken(edited(two_bw, 0, lambda row: move(row, Reduce(0, 2), before=Update(0, 2))))
     assert error.rule == "batches in order"
-    assert "reduction of batch 3 comes before that of batch 2" in str(error)
+    assert "the reduction of batch 2 comes later" in str(error)
 
 
 def test_updates_out_of_order(two_bw) -> None:
     error = broken(edited(two_bw, 0, lambda row: swap(row, Update(0, 2), Update(0, 3))))
     assert error.rule == "batches in order"
-    assert "update of batch 3 comes before that of batch 2" in str(error)
+    assert "the update of batch 2 comes later" in str(error)
 
 
 def test_more_versions_than_allowed(two_bw) -> None:
