@@ -11,5 +11,5 @@ warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 platform.activate("cpu")
 
-from benchmarks import cell  # noqa: E402, F401
+
 from megatron_async.training import run  # noqa: E402, F401

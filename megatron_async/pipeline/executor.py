@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Interprets a schedule's actions on one rank: one short method for each kind of action.
+"""Runs a schedule's actions on one rank: one short method for each kind of action.
 
-The executor knows nothing of any particular schedule. In steady state it waits for its neighbors' activations and
-gradients and for nothing else; reductions advance between actions and are due at their update.
+The executor knows no particular schedule. In steady state it waits for its neighbors' activations and gradients, and
+for nothing else. Reductions advance between actions and are due at their update.
 """
 
 from collections import deque
@@ -32,14 +32,14 @@ Plan = Callable[[int], Iterator[Action]]
 
 @dataclass(slots=True)
 class Chunk:
-    """A rank's part of the model, with all that batches in flight need of it.
+    """A model chunk of this rank, with the state of the batches in flight.
 
     Attributes:
         module: the wrapped model chunk.
         data_iterator: micro-batches in order, or None on stages without data.
         first, last: whether the chunk begins or ends the model.
         in_flight: (input, output) of forwards whose backward is still to come, in order.
-        losses, tokens: what the forwards of the batch at hand have reported so far.
+        losses, tokens: reports of the forwards of the current batch.
     """
 
     module: Any
@@ -56,7 +56,7 @@ class Chunk:
     tokens: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def count_for(self, batch: int) -> None:
-        """What forwards count, recomputed ones too, belongs to `batch` from now on."""
+        """Attribute the counts of forwards, recomputed ones too, to `batch` from now on."""
         self.routers.use(batch)
         if self.logits is not None:
             self.logits.use(batch)
@@ -95,7 +95,7 @@ class Hooks:
 
 
 class StageFailure(RuntimeError):
-    """A stage could not go on; the message names the rank and its place in the schedule."""
+    """A stage failed. The message names the rank and its place in the schedule."""
 
 
 class Executor:
@@ -178,6 +178,8 @@ class Executor:
         if source is not None:
             source.requires_grad_()
         chunk.weights.use(action.version)
+        # Fused weight gradients (Apex, Transformer Engine) may take main_grad at forward time.
+        chunk.gradients.use(batch)
         chunk.count_for(batch)
         self._hooks.action(action.kind, batch)
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}

@@ -116,6 +116,13 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
         f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}: untested; use 1": (
             args.num_distributed_optimizer_instances > 1
         ),
+        "--defer-embedding-wgrad-compute: the schedule does not run the deferred weight gradient of the head; leave it "
+        "out": args.defer_embedding_wgrad_compute,
+        "--ddp-param-name-patterns-for-fp32-local-accumulation: gradients have two buffers of their own here; leave it "
+        "out": bool(args.ddp_param_name_patterns_for_fp32_local_accumulation),
+        "--ddp-reduce-scatter-with-fp32-accumulation: the schedule runs the reduction itself; leave it out": (
+            args.ddp_reduce_scatter_with_fp32_accumulation
+        ),
         "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
             args.cuda_graph_impl != "none"
         ),

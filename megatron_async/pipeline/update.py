@@ -1,14 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A batch's gradients on their way into the next weights: reductions that nobody waits for, then one update.
+"""The update of a chunk: non-blocking reductions of a batch's gradients, then one optimizer step.
 
-`start(b)` is the schedule's R(b), `apply(b)` its U(b). Clipping uses the global norm over all ranks that hold a part
-of the gradient, exactly as a synchronous run does; the schedule leaves enough time between R and U for the norm to
-arrive behind compute.
+`start(b)` is the schedule's R(b); `wait(b)` and `apply(b)` are its U(b). Gradients are clipped by the global norm over
+all ranks that hold a part of them, exactly as in a synchronous run. The schedule leaves enough time between R and U for
+the norm to arrive behind compute.
 
-Collectives started in `start` itself run at a fixed place of the schedule, so they may use groups that forwards and
-backwards use too. Those started later, when an earlier one is found complete, come at a moment that differs from rank
-to rank. They have groups to themselves, one set for each chunk, and batches take them in order: otherwise the numbers
-of one batch or chunk could be added to those of another.
+Collectives that `start` itself launches run at a fixed place of the schedule. They may use groups that forwards and
+backwards use too. Later ones are launched when an earlier one is found complete, at moments that differ between ranks.
+They use groups of their own, one set for each chunk, in the order of the batches. Otherwise the values of one batch or
+chunk could be added to those of another.
 """
 
 import math
@@ -34,12 +34,12 @@ from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, Steps
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
-from megatron_async.platform.host import HostValues
+from megatron_async.platform.host import HostValues, to_device
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What one update found.
+    """The result of one update.
 
     Attributes:
         chunk: model chunk of this rank.
@@ -61,14 +61,14 @@ class UpdateReport:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How updates are made.
+    """How gradients are scaled and clipped.
 
     Attributes:
         clip_grad: largest allowed norm; 0 for no clipping.
         per_token: the loss is a sum over tokens, so gradients are divided by the batch's number of tokens.
         stage_norm: the norm is that of this stage alone (PipeDream), not of all stages.
-        lag: what is shared by all ranks arrives so many updates later, so that no stage waits for another; the
-            same number on every rank, at least the number of stages where each has a norm of its own.
+        lag: values shared by all ranks arrive so many updates later, so that no stage waits for another. The same
+            number on every rank; at least the number of stages where each has a norm of its own.
     """
 
     clip_grad: float
@@ -125,7 +125,7 @@ class DeferredUpdate:
         self._late: dict[int, tuple[dist.Work, torch.Tensor]] = {}
 
     def start(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> None:
-        """All gradients of `batch` are here: start the reductions.
+        """Start the reductions of `batch`, whose gradients are complete.
 
         Args:
             batch: number of the batch.
@@ -135,7 +135,7 @@ class DeferredUpdate:
         self._in_flight[batch] = Reduction(self._reduce(batch, tokens, shared))
 
     def poll(self) -> None:
-        """Let reductions go on whose last step is complete, none before those of earlier batches are."""
+        """Launch the next collective of each batch whose last one is complete, batch by batch."""
         for reduction in self._in_flight.values():
             reduction.poll()
             if not reduction.done:
@@ -165,7 +165,7 @@ class DeferredUpdate:
         return UpdateReport(self._index, batch, grad_norm, skipped, tuple(shared), logits)
 
     def _late_sums(self, batch: int) -> list[float]:
-        """What all ranks shared `lag` updates ago; by now they have all given their part."""
+        """The sums of `lag` updates ago, to which every rank has contributed by now."""
         work, sums = self._late.pop(batch - self._rule.lag, (None, None))
         if work is None or sums is None:
             return []
@@ -196,10 +196,9 @@ class DeferredUpdate:
         if self._tied_embedding is not None:
             yield [self._reduce_tied_embedding(batch)]
         squares = self._local_squares(batch)
-        own = torch.zeros(1 + len(shared), dtype=torch.float64, device=squares[0].device)
+        own = to_device([0.0, *shared], device())
         if tokens is not None and mpu.get_tensor_model_parallel_rank() == 0:
             own[0] = tokens
-        own[1:] = torch.tensor(shared, dtype=torch.float64)
         parts = [*zip(self._norm_groups, squares, strict=True)]
         if self._rule.lag:
             self._late[batch] = dist.all_reduce(own, group=self._everyone, async_op=True), own
@@ -212,9 +211,11 @@ class DeferredUpdate:
     @staticmethod
     def _reduce_buffer(flat: FlatGradients) -> list[dist.Work | None]:
         buffer = flat.buffer
-        if buffer.gradient_scaling_factor != 1.0:
-            flat.data.mul_(buffer.gradient_scaling_factor)
         group, ranks = buffer.data_parallel_group, buffer.data_parallel_world_size
+        # With --ddp-average-in-collective Megatron leaves the division to an average, which gloo does not have.
+        scale = buffer.gradient_scaling_factor / (ranks if buffer.ddp_config.average_in_collective else 1)
+        if scale != 1.0:
+            flat.data.mul_(scale)
         if ranks == 1:
             return []
         if not buffer.ddp_config.use_distributed_optimizer:
@@ -247,7 +248,7 @@ def _sum(parts: Sequence[tuple[dist.ProcessGroup, torch.Tensor]]) -> tuple[list[
     """Start one sum for each group, since small ones cost the same as large ones.
 
     Returns:
-        The handles, and for each part, a 1-D tensor, what will be its sum over its group.
+        The handles, and for each part a 1-D tensor that will hold its sum over its group.
     """
     works, sums = [], [part for _, part in parts]
     for group in dict.fromkeys(group for group, _ in parts):

@@ -1,8 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Device values on their way to the host, without stopping the device."""
+"""Copies of small values between host and device that do not synchronize the device."""
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+
+
+def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """A 1-D float64 tensor on the device. From pageable memory the copy would synchronize the stream."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class HostValues:

@@ -21,6 +21,7 @@ from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.mcore.build import setup_model_and_optimizer
+from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device, initialize, shut_down
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import (
@@ -135,6 +136,8 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     model, optimizer, scheduler = setup_model_and_optimizer(
         container, registry.optimizers(args), one_per_chunk=by_chunk
     )
+    for inner in inner_optimizers(optimizer):
+        inner.config.timers = None  # at --timing-log-level 1 they hold a barrier over all ranks, between polls
     registry.finish(args, model, optimizer)
     return Trained(
         model=model,
