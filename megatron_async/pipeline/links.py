@@ -161,26 +161,21 @@ def connect(
         return stage_ranks[index] if 0 <= index < stages else None
 
     own, before, after = stage_ranks[stage], rank_of(stage - 1), rank_of(stage + 1)
-    wanted = [
+    pairs = [
         ("activations", before, own),
         ("activations", own, after),
         ("gradients", after, own),
         ("gradients", own, before),
     ]
     keys = [
-        GroupKey(f"{kind} {source} to {destination}", (source, destination), edge=True)
-        for kind, source, destination in wanted
-        if source is not None and destination is not None
+        None if source is None or destination is None else GroupKey(kind, (source, destination), edge=True)
+        for kind, source, destination in pairs
     ]
-    groups = dict(zip(keys, make_groups(keys, timeout), strict=True))
-
-    def edge(kind: str, source: int | None, destination: int | None) -> Edge | None:
-        if source is None or destination is None:
-            return None
-        key = GroupKey(f"{kind} {source} to {destination}", (source, destination), edge=True)
-        return Edge(destination if source == own else source, groups[key])
-
-    edges = [edge(*names) for names in wanted]
+    groups = iter(make_groups([key for key in keys if key is not None], timeout))
+    edges = [
+        None if key is None else Edge(key.ranks[1] if key.ranks[0] == own else key.ranks[0], next(groups))
+        for key in keys
+    ]
     forward, backward = (
         Link(source=source, destination=destination, message=message, sends_in_flight=sends_in_flight)
         for source, destination in (edges[:2], edges[2:])
