@@ -1,20 +1,20 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Initial weights that depend on the seed and the parameter's name alone.
 
-Megatron draws initial weights from a random state that differs by pipeline, tensor and expert rank, so the same seed
-gives another model on another layout. Here each weight that Megatron initialized at random is drawn once more, the
-whole matrix from a generator of its own, and cut to this rank's part: every layout, and the one-process reference,
-starts from the same model.
+Megatron draws initial weights from random states that differ by pipeline, tensor and expert rank, so one seed gives
+another model on another layout. Here every weight that Megatron drew is drawn again: the whole matrix from its own
+seed, cut to this rank's part. All layouts, and the delay oracle in one process, start from the same model.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-from megatron_async.mcore.parallel import tensor_parallel_place
+from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.models.naming import global_names
 from megatron_async.models.vocabulary import true_rows
 
@@ -24,82 +24,83 @@ Draw = Callable[[torch.Tensor], Any]
 
 
 class LayoutIndependentInit:
-    """Remembers how Megatron initialized each weight and draws it again by name.
+    """Records how Megatron initialized each weight and draws it again by name.
 
     Args:
         seed: Megatron's `--seed`.
-        vocabulary: its true size, where it is known: rows that pad it are 0 and change no other row.
+        vocabulary: true size, if known: rows that pad it are 0 and change no other row.
     """
 
     def __init__(self, seed: int, vocabulary: int | None = None) -> None:
         self._seed, self._vocabulary = seed, vocabulary
-        self._draws: dict[int, Draw] = {}
+        self._noted: list[tuple[torch.Tensor, Draw]] = []
 
     def watch(self, config: Any) -> None:
-        """Note which weight each init method of a TransformerConfig is applied to while the model is built."""
+        """Record every weight that an init method of a TransformerConfig is applied to while the model is built."""
         for name in _METHODS:
             method = getattr(config, name)
             if method is not None:
                 setattr(config, name, self._noting(method))
 
     def redraw(self, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-        """Draw every noted weight of the built model chunks again."""
+        """Draw every recorded weight of the built model chunks again."""
+        # By storage, because Transformer Engine wraps weights in new Parameters after their initialization. The list
+        # keeps the recorded tensors alive, so no other weight can have taken their memory.
+        draws = {_storage(weight): draw for weight, draw in self._noted}
         for chunk in chunks:
             for name, param in global_names(chunk):
-                draw = self._draws.get(id(param)) or getattr(param, "initial_draw", None)
+                draw = draws.pop(_storage(param), None) or getattr(param, "initial_draw", None)
                 if draw is not None:
-                    rows = partial(true_rows, name, vocabulary=self._vocabulary)
-                    _fill(param, draw, self._generator(name, param.device), rows)
-        self._draws.clear()
+                    assert "norm" not in name, f"{name} is a norm, but was recorded as drawn at random"
+                    _fill(param, draw, self._seed_of(name), partial(true_rows, name, vocabulary=self._vocabulary))
+        assert not draws, f"initialized weights that the model does not hold, of shapes {[shape for _, shape in draws]}"
+        self._noted.clear()
         return chunks
 
     def _noting(self, method: Draw) -> Draw:
         def noting(weight: torch.Tensor) -> Any:
-            self._draws[id(weight)] = method
+            self._noted.append((weight, method))
             return method(weight)
 
         return noting
 
-    def _generator(self, name: str, device: torch.device) -> torch.Generator:
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:7], "big"))
+    def _seed_of(self, name: str) -> int:
+        return int.from_bytes(hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:7], "big")
+
+
+def _storage(weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    return weight.data_ptr(), tuple(weight.shape)
 
 
 @torch.no_grad()
-def _fill(
-    param: torch.nn.Parameter, draw: Draw, generator: torch.Generator, rows: Callable[[Sequence[int]], int]
-) -> None:
-    """Draw the whole weight, as many rows as stand for something, and keep this rank's part of it."""
-    world, rank = tensor_parallel_place(param)
-    dim = getattr(param, "partition_dim", -1)
-    parts = world if getattr(param, "tensor_model_parallel", False) and dim >= 0 else 1
+def _fill(param: torch.nn.Parameter, draw: Draw, seed: int, true_rows: Callable[[Sequence[int]], int]) -> None:
+    """Draw the whole weight, without the rows that pad it, and keep this rank's part."""
     shape = list(param.shape)
-    shape[dim] *= parts
+    shards = tensor_shards(param)
+    if shards is not None:
+        group, dim = shards
+        shape[dim] *= group.size()
     whole = torch.zeros(shape, dtype=torch.float32, device=param.device)
-    with _default_generator(whole.device, generator):
-        draw(whole[: rows(shape)])
-    if parts > 1:
+    with _default_generator_seeded(param.device, seed):
+        draw(whole[: true_rows(shape)])
+    if shards is not None:
         # Megatron cuts a weight of stride s into s blocks, and a fused projection into its sections, and gives every
         # rank its share of each.
-        size = whole.shape[dim]
         strides = getattr(param, "partition_stride", 1)
-        sections = getattr(param, "partition_sections", (size // strides,) * strides)
-        whole = torch.cat([section.chunk(parts, dim=dim)[rank] for section in whole.split(sections, dim=dim)], dim=dim)
+        sections = getattr(param, "partition_sections", (shape[dim] // strides,) * strides)
+        blocks = whole.split(sections, dim=dim)
+        whole = torch.cat([block.chunk(group.size(), dim=dim)[group.rank()] for block in blocks], dim=dim)
     param.copy_(whole)
 
 
-class _default_generator:
-    """Let init methods, which take no generator, draw from `generator`; the default one is left as it was."""
-
-    def __init__(self, device: torch.device, generator: torch.Generator) -> None:
-        self._default = (
-            torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-        )
-        self._generator = generator
-
-    def __enter__(self) -> None:
-        self._before = self._default.get_state()
-        self._default.set_state(self._generator.get_state())
-
-    def __exit__(self, *error: object) -> None:
-        self._default.set_state(self._before)
+@contextmanager
+def _default_generator_seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the default generator, since init methods take no other; restore its state on exit."""
+    cuda = device.type == "cuda"
+    default = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+    before = default.get_state()
+    default.manual_seed(seed)
+    try:
+        yield
+    finally:
+        default.set_state(before)

@@ -15,6 +15,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _experts(args)
     yield from _empty_stages(args)
     yield from _document_boundaries(args)
+    yield from _initialization(args)
     if args.experimental_attention_variant == "gated_delta_net":
         yield from _delta_net(args)
 
@@ -104,6 +105,15 @@ def _document_boundaries(args: argparse.Namespace) -> Iterator[str]:
             "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask is where the boundaries "
             "are. Leave one of them out."
         )
+
+
+def _initialization(args: argparse.Namespace) -> Iterator[str]:
+    for name in ("use_cpu_initialization", "init_model_with_meta_device"):
+        if getattr(args, name):
+            yield (
+                f"--{name.replace('_', '-')} is not supported: initial weights are drawn on the run's device, from the "
+                "seed and each parameter's name, so that every layout starts from the same model. Leave it out."
+            )
 
 
 def _delta_net(args: argparse.Namespace) -> Iterator[str]:
