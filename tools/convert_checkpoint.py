@@ -24,11 +24,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     directions = parser.add_subparsers(dest="direction", required=True)
     export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
     start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
-    sources = ((export, "folder that --save of a run wrote to, or one checkpoint in it"), (start, "folder to read"))
-    for direction, reads in sources:
+    sources = (
+        (export, "folder that --save of a run wrote to, or one checkpoint in it", "the run's"),
+        (start, "folder to read", "float32"),
+    )
+    for direction, reads, default in sources:
         direction.add_argument("--load", type=Path, required=True, help=reads)
         direction.add_argument("--save", type=Path, required=True, help="folder to write")
-        direction.add_argument("--dtype", choices=DTYPES, help="type of the written weights (default: as read)")
+        direction.add_argument("--dtype", choices=DTYPES, help=f"type of the written weights (default: {default})")
     export.add_argument("--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)")
     export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
     export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
@@ -55,37 +58,35 @@ def _export(options: argparse.Namespace) -> str:
     from megatron_async.checkpoint import folder
     from megatron_async.models.huggingface import convert
 
-    architecture = convert.export(
+    model = convert.export(
         folder.locate(options.load, options.ckpt_step),
         options.save,
-        vocabulary=options.vocab_size or _vocabulary(options.tokenizer),
+        vocabulary=options.vocab_size,
         tokenizer=options.tokenizer,
         dtype=getattr(torch, options.dtype) if options.dtype else None,
     )
-    return f"{options.save}: {architecture.name}, {architecture.layers} layers, vocabulary {architecture.vocabulary}"
-
-
-def _vocabulary(tokenizer: Path | None) -> int | None:
-    """Size of the tokenizer in a folder."""
-    if tokenizer is None:
-        return None
-    from tokenizers import Tokenizer
-
-    path = tokenizer / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"--tokenizer {tokenizer}: no tokenizer.json there")
-    return int(Tokenizer.from_file(str(path)).get_vocab_size())
+    return f"{options.save}: {model.name}, {model['num_hidden_layers']} layers, vocabulary {model['vocab_size']}"
 
 
 def _import(options: argparse.Namespace) -> str:
+    from megatron_async.config import arguments
     from megatron_async.models import one_process
     from megatron_async.models.huggingface import convert
+    from megatron_async.models.huggingface.architecture import from_config, to_arguments
+    from megatron_async.models.huggingface.folder import read_config
+    from megatron_async.planning import resolve
 
-    architecture, words = convert.import_arguments(options.load)
-    args = convert.one_process_arguments([*words, *(["--bf16"] if options.dtype == "bfloat16" else [])])
+    architecture = from_config(read_config(options.load))
+    words = to_arguments(architecture)
+    run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1".split()
+    args = arguments.parse([*run, *words, *(["--bf16"] if options.dtype == "bfloat16" else [])])
+    resolve.pad_vocabulary(args)
     with one_process.model(args, initialize=False) as model:
-        convert.from_hugging_face(model, architecture, options.load)
+        rounded = convert.from_hugging_face(model, architecture, options.load)
         one_process.save(model, args, options.save)
+    if rounded:
+        more = f" and {len(rounded) - 8} more" if len(rounded) > 8 else ""
+        print(f"rounded to {options.dtype}: {', '.join(rounded[:8])}{more}", file=sys.stderr)
     return (
         f"{options.save}: {architecture.name}. Start a run from it with\n"
         f"--load {shlex.quote(str(options.save))} --finetune {shlex.join(words)}"

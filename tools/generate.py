@@ -27,8 +27,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--temperature and --top-k must be at least 0, --max-new-tokens at least 1")
     if not options.prompt:
         parser.error("--prompt: give at least one character")
-    if not (options.tokenizer / "tokenizer.json").is_file():
-        parser.error(f"--tokenizer {options.tokenizer}: no tokenizer.json there")
     return options
 
 
@@ -38,18 +36,18 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     platform.activate("cpu")
     import torch
-    from tokenizers import Tokenizer
 
     from megatron_async.checkpoint import folder
     from megatron_async.models import one_process
     from megatron_async.models.generation import generate
+    from megatron_async.models.huggingface.folder import read_tokenizer
 
     try:
+        tokenizer, end = read_tokenizer(options.tokenizer)
         checkpoint = folder.locate(options.load, options.ckpt_step)
     except ValueError as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
-    tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
     args = one_process.arguments_of(checkpoint)
     with one_process.model(args, initialize=False) as model:
         one_process.load(model, checkpoint)
@@ -61,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             context=args.max_position_embeddings,
             temperature=options.temperature,
             top_k=options.top_k,
-            end=tokenizer.token_to_id("<|endoftext|>"),
+            end=end,
             generator=torch.Generator().manual_seed(options.seed),
         )
     print(options.prompt + tokenizer.decode(tokens))

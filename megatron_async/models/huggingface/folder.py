@@ -4,13 +4,14 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from megatron_async import files
 from megatron_async.models.huggingface.architecture import ConversionProblems
@@ -19,9 +20,10 @@ SHARD_BYTES = 5_000_000_000
 """Largest shard, as the hub's own tools write them."""
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    _TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -29,34 +31,37 @@ _TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-# Weights of a published checkpoint that a pretraining model has no use for: position tables of old Llama exports, and
-# Qwen3-Next's extra layer that predicts a second token.
+# Weights of published checkpoints that pretraining does not use: position tables of old Llama exports, and Qwen3-Next's
+# layer for multi-token prediction.
 _IGNORED = ("rotary_emb.inv_freq", "mtp.")
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
 
     Raises:
-        ConversionProblems: none there, or not JSON.
+        ConversionProblems: missing, or not JSON.
     """
     path = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConversionProblems([f"{path}: cannot be read ({error})."]) from error
     return config
 
 
 class Weights:
-    """Reads single tensors of a folder's shards.
+    """Reads single tensors from a folder's shards.
+
+    A tied model may store its head a second time, if the copy equals the embedding.
 
     Args:
         folder: the checkpoint.
         expected: shape of every tensor that is needed.
 
     Raises:
-        ConversionProblems: shards or tensors are missing, or have another shape, or are unknown; each is named.
+        ConversionProblems: shards or tensors are missing, have another shape, or are unknown; each is named.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -76,6 +81,10 @@ class Weights:
             for tensor in shard.keys():  # noqa: SIM118 (not a mapping)
                 found[tensor] = tuple(shard.get_slice(tensor).get_shape())
                 self._shard_of[tensor] = shard
+        if _HEAD in found and _HEAD not in expected and found.get(_EMBEDDING) == expected.get(_EMBEDDING):
+            del found[_HEAD]
+            if not torch.equal(self[_HEAD], self[_EMBEDDING]):
+                problems.append(f"tensor {_HEAD}: config.json ties it to {_EMBEDDING}, but their values differ.")
         problems += list(_differences(found, expected))
         if problems:
             raise ConversionProblems(problems)
@@ -107,7 +116,7 @@ def _differences(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tu
 def write(
     folder: Path,
     config: Mapping[str, Any],
-    tensors: Iterator[tuple[str, torch.Tensor]],
+    tensors: Iterable[tuple[str, torch.Tensor]],
     *,
     tokenizer: Path | None,
     shard_bytes: int = SHARD_BYTES,
@@ -115,16 +124,15 @@ def write(
     """Write a checkpoint folder; config.json comes last, so a folder that has one is complete.
 
     Args:
-        folder: made if it does not exist.
+        folder: created if missing.
         config: contents of config.json.
-        tensors: names and values; taken one after the other.
+        tensors: names and values, read one by one.
         tokenizer: folder whose tokenizer files are copied.
         shard_bytes: largest size of a shard.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
-    shards = list(_write_shards(folder, tensors, shard_bytes))
-    _name_shards(folder, shards)
+    _write_shards(folder, tensors, shard_bytes)
     for name in _TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
             with files.replacing(folder / name) as copy:
@@ -132,41 +140,50 @@ def write(
     _write_json(folder / "config.json", config)
 
 
-def _write_shards(
-    folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], shard_bytes: int
-) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Temporary files, each with the names and sizes in it."""
-    shard: dict[str, torch.Tensor] = {}
-    held = number = 0
+def _write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
+    """Write shards under temporary names, because their names contain the number of shards, and then the index."""
+    number_of: dict[str, int] = {}
+    count = total = 0
+    for count, shard in enumerate(_batches(tensors, shard_bytes), start=1):
+        save_file(shard, folder / f".shard-{count}.new", metadata={"format": "pt"})
+        number_of |= dict.fromkeys(shard, count)
+        total += sum(tensor.nbytes for tensor in shard.values())
+    for old in (*folder.glob("model-*-of-*.safetensors"), folder / _ONE, folder / _INDEX):
+        old.unlink(missing_ok=True)
+    names = [_ONE] if count == 1 else [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    for number, name in enumerate(names, start=1):
+        os.replace(folder / f".shard-{number}.new", folder / name)
+    if count > 1:
+        weight_map = {tensor: names[number - 1] for tensor, number in number_of.items()}
+        _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _batches(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Consecutive tensors, of at most `limit` bytes together or a single larger one."""
+    batch: dict[str, torch.Tensor] = {}
+    size = 0
     for name, tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if shard and held + size > shard_bytes:
-            yield _write_shard(folder, number, shard)
-            shard, held, number = {}, 0, number + 1
-        shard[name] = tensor
-        held += size
-    yield _write_shard(folder, number, shard)
+        if batch and size + tensor.nbytes > limit:
+            yield batch
+            batch, size = {}, 0
+        batch[name] = tensor.contiguous()
+        size += tensor.nbytes
+    yield batch
 
 
-def _write_shard(folder: Path, number: int, shard: dict[str, torch.Tensor]) -> tuple[Path, dict[str, int]]:
-    path = folder / f".shard-{number}.new"
-    save_file({name: tensor.contiguous() for name, tensor in shard.items()}, path, metadata={"format": "pt"})
-    return path, {name: tensor.numel() * tensor.element_size() for name, tensor in shard.items()}
+def read_tokenizer(folder: Path) -> tuple[Tokenizer, int | None]:
+    """A tokenizer folder's tokenizer and the id of its end-of-document token (its `eos_token`), if it has one.
 
-
-def _name_shards(folder: Path, shards: list[tuple[Path, dict[str, int]]]) -> None:
-    (folder / _INDEX).unlink(missing_ok=True)
-    if len(shards) == 1:
-        os.replace(shards[0][0], folder / _ONE)
-        return
-    (folder / _ONE).unlink(missing_ok=True)
-    weight_map: dict[str, str] = {}
-    for number, (path, sizes) in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        os.replace(path, folder / name)
-        weight_map |= dict.fromkeys(sizes, name)
-    total = sum(size for _, sizes in shards for size in sizes.values())
-    _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    Raises:
+        ConversionProblems: there is no tokenizer.json.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise ConversionProblems([f"--tokenizer {folder}: no tokenizer.json there."])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / _TOKENIZER_CONFIG
+    token = json.loads(path.read_text()).get("eos_token") if path.is_file() else None
+    name = token["content"] if isinstance(token, dict) else token
+    return tokenizer, tokenizer.token_to_id(name or "<|endoftext|>")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

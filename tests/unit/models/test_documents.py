@@ -22,10 +22,11 @@ HYBRID = "--model moe-10b-hybrid-mini --num-layers 4"
 @contextmanager
 def built(words: str):
     platform.activate("cpu")
+    from megatron_async.config import arguments
     from megatron_async.models import one_process
-    from megatron_async.models.huggingface import convert
 
-    args = convert.one_process_arguments([*words.split(), "--vocab-size", "61", "--make-vocab-size-divisible-by", "8"])
+    run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1 "
+    args = arguments.parse(f"{run} {words} --vocab-size 61 --padded-vocab-size 64".split())
     with one_process.model(args, initialize=True) as model:
         yield model
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.testing import assert_close
 
 from megatron_async import platform
@@ -16,9 +18,18 @@ platform.activate("cpu")
 
 from megatron_async.config import arguments
 from megatron_async.models import one_process
+from megatron_async.models.huggingface import architecture as settings
 from megatron_async.models.huggingface import convert
 from megatron_async.models.huggingface import folder as folders
-from megatron_async.models.huggingface.architecture import ConversionProblems, from_arguments, from_config, to_config
+from megatron_async.models.huggingface.architecture import (
+    MODEL_TYPES,
+    Architecture,
+    ConversionProblems,
+    from_arguments,
+    from_config,
+    to_arguments,
+    to_config,
+)
 
 MODELS = ["smollm2-135m-mini", "moe-2b-mini", "moe-10b-hybrid-mini"]
 VOCABULARY, LENGTH = 101, 70
@@ -43,6 +54,10 @@ def randomize(model):
     with torch.no_grad():
         for param in model.parameters():
             param.add_(torch.randn_like(param) * 0.05)
+
+
+def architecture_of(folder: Path) -> Architecture:
+    return from_config(folders.read_config(folder))
 
 
 def transformers_logits(folder: Path, tokens):
@@ -84,10 +99,9 @@ def test_logits_of_the_real_smollm2_135m(tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_read_and_written_again_is_bit_equal(name, tmp_path):
     tokens, expected, weights = exported(tmp_path, "--model", name)
-    architecture, argv = convert.import_arguments(tmp_path)
-    args = parse(*argv)
-    with one_process.model(args, initialize=False) as model:
-        convert.from_hugging_face(model, architecture, tmp_path)
+    architecture = architecture_of(tmp_path)
+    with one_process.model(parse(*to_arguments(architecture)), initialize=False) as model:
+        assert convert.from_hugging_face(model, architecture, tmp_path) == []
         again = dict(convert.to_hugging_face(model, architecture))
         assert again.keys() == weights.keys()
         for key, value in weights.items():
@@ -97,8 +111,7 @@ def test_a_folder_read_and_written_again_is_bit_equal(name, tmp_path):
 
 def test_many_shards_hold_the_same(tmp_path):
     _, _, weights = exported(tmp_path / "one", "--model", "smollm2-135m-mini")
-    architecture, _ = convert.import_arguments(tmp_path / "one")
-    config = to_config(architecture, "float32", None)
+    config = to_config(architecture_of(tmp_path / "one"), "float32", None)
     folders.write(tmp_path / "many", config, iter(weights.items()), tokenizer=None, shard_bytes=500_000)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
@@ -111,12 +124,13 @@ def test_many_shards_hold_the_same(tmp_path):
 
 def test_wrong_tensors_are_all_named(tmp_path):
     _, _, weights = exported(tmp_path, "--model", "moe-2b-mini")
-    architecture, argv = convert.import_arguments(tmp_path)
+    architecture = architecture_of(tmp_path)
     weights["model.layers.2.mlp.experts.5.up_proj.weight"] = torch.zeros(3, 4)
     del weights["model.layers.1.self_attn.q_norm.weight"]
     weights["model.layers.0.self_attn.sinks"] = torch.zeros(2)
     save_file(weights, tmp_path / "model.safetensors")
-    with one_process.model(parse(*argv), initialize=False) as model, pytest.raises(ConversionProblems) as wrong:
+    args = parse(*to_arguments(architecture))
+    with one_process.model(args, initialize=False) as model, pytest.raises(ConversionProblems) as wrong:
         convert.from_hugging_face(model, architecture, tmp_path)
     assert set(wrong.value.problems) == {
         "tensor model.layers.2.mlp.experts.5.up_proj.weight: expected [64, 128], found [3, 4].",
@@ -140,6 +154,10 @@ def test_a_truncated_shard_is_named(tmp_path):
         ({"attention_bias": True}, "attention_bias is True; only False"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu; only silu"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "position embedding of type yarn"),
+        ({"rope_scaling": {"type": "linear"}, "rope_parameters": None}, "position embedding of type linear"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; only 1.0"),
+        ({"rope_parameters": {"rope_theta": 10000.5}}, "rope_theta is 10000.5; .* whole numbers"),
+        ({"rms_norm_eps": None, "hidden_size": None}, "no hidden_size, .*\n.* no rms_norm_eps, which LlamaForCausalLM"),
     ],
 )
 def test_other_architectures_are_refused(change, message, tmp_path):
@@ -155,6 +173,82 @@ def test_models_without_a_counterpart_are_refused():
         from_arguments(args, 101)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model smollm2-135m-mini --rotary-percent 0.5", "--rotary-percent is 0.5; LlamaForCausalLM needs 1.0"),
+        (
+            "--model moe-10b-hybrid-mini --num-layers 4",
+            "no --moe-shared-expert-intermediate-size: Qwen3NextForCausalLM",
+        ),
+    ],
+)
+def test_what_config_json_cannot_say_is_refused(words, message):
+    args = parse(*words.split(), "--vocab-size", "101")
+    if "hybrid" in words:
+        args.moe_shared_expert_intermediate_size = None
+    with pytest.raises(ConversionProblems, match=message):
+        from_arguments(args, 101)
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_missing_keys_have_the_defaults_of_transformers(name):
+    from transformers import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[MODEL_TYPES[name]]()
+    keys = {**settings._SIZES[name], **settings._NEGATED[name]}
+    optional = {"num_key_value_heads", "head_dim", *settings._DEFAULTS[name]}
+    given = {key: getattr(known, key, None) for key in keys if key not in optional}
+    found = from_config({"architectures": [name], **given})
+    rotary = {"rope_theta": 10_000.0} | ({"partial_rotary_factor": 0.25} if name == "Qwen3NextForCausalLM" else {})
+    assert known.rope_parameters == rotary | {"rope_type": "default"}
+    for key in keys:
+        if key == "full_attention_interval":
+            assert known.layer_types.index("full_attention") + 1 == found[key]
+        elif key == "head_dim" and name == "Qwen3MoeForCausalLM":
+            assert found[key] == known.hidden_size // known.num_attention_heads
+        else:
+            assert found[key] == (rotary[key] if key in rotary else getattr(known, key)), key
+
+
+def test_a_stored_copy_of_a_tied_head_is_taken_and_another_head_refused(tmp_path):
+    _, _, weights = exported(tmp_path, "--model", "smollm2-135m-mini")
+    architecture = architecture_of(tmp_path)
+    head = weights["model.embed_tokens.weight"].clone()
+    save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    with one_process.model(parse(*to_arguments(architecture)), initialize=False) as model:
+        convert.from_hugging_face(model, architecture, tmp_path)
+        assert torch.equal(dict(convert.to_hugging_face(model, architecture))["model.embed_tokens.weight"], head)
+        head[3, 5] += 1
+        save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+        with pytest.raises(
+            ConversionProblems, match=r"tensor lm_head\.weight: .* ties it to model\.embed_tokens\.weight"
+        ):
+            convert.from_hugging_face(model, architecture, tmp_path)
+
+
+def test_rounded_tensors_are_named(tmp_path):
+    """Qwen3-Next's folders hold decays in float32 among bfloat16 weights."""
+    _, _, weights = exported(tmp_path, "--model", "moe-10b-hybrid-mini", "--num-layers", "4")
+    mixed = {name: value if name.endswith("A_log") else value.bfloat16() for name, value in weights.items()}
+    save_file(mixed, tmp_path / "model.safetensors")
+    architecture = architecture_of(tmp_path)
+    with one_process.model(parse(*to_arguments(architecture), "--bf16"), initialize=False) as model:
+        rounded = convert.from_hugging_face(model, architecture, tmp_path)
+    assert rounded == [f"model.layers.{layer}.linear_attn.A_log" for layer in range(3)]
+    with one_process.model(parse(*to_arguments(architecture)), initialize=False) as model:
+        assert convert.from_hugging_face(model, architecture, tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["</s>", {"content": "</s>", "special": True}, None])
+def test_the_end_of_a_text_comes_from_the_tokenizer(end, tmp_path):
+    vocabulary = {"a": 0, "</s>": 1, "<|endoftext|>": 2}
+    Tokenizer(WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end} if end else {}))
+    tokenizer, token = folders.read_tokenizer(tmp_path)
+    assert (tokenizer.get_vocab_size(), token) == (3, 1 if end else 2)
+
+
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-360m", "moe-2b", "moe-10b-hybrid"])
 def test_config_and_arguments_describe_the_same_model(name):
     """args -> architecture -> config.json -> architecture -> args -> architecture."""
@@ -162,8 +256,6 @@ def test_config_and_arguments_describe_the_same_model(name):
     architecture = from_arguments(args, args.vocab_size)
     config = json.loads(json.dumps(to_config(architecture, "bfloat16", None)))
     assert from_config(config) == architecture
-    from megatron_async.models.huggingface.architecture import to_arguments
-
     assert from_arguments(parse(*to_arguments(architecture)), args.vocab_size) == architecture
 
 
