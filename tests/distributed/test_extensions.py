@@ -19,7 +19,7 @@ def test_every_tool_knows_it(registered):
     schedule = make_schedule(NAME, 3, 4, 2)
     validate(schedule)
     assert simulate(schedule, StageCosts(1.0, 2.0)).live_activations == (4.0, 4.0, 4.0)
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         register(DEFINITION)
 
 
