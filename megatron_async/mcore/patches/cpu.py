@@ -147,39 +147,36 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _cpu_patch(
         "torch.nn:Module.cuda",
-        "the model is moved with .cuda(current_device)",
+        "the model is moved with .cuda(device)",
         "training/models/dist_utils.py: .cuda(torch.cuda.current_device())",
         _returns_self,
     ),
     _cpu_patch(
         "torch:Tensor.type",
-        "the optimizers and the clipping compare type names with torch.cuda.*Tensor",
+        "optimizers and clipping compare type names with torch.cuda.*Tensor",
         "core/optimizer/clip_grads.py: assert param.grad.type() == 'torch.cuda.FloatTensor'",
         _cuda_type_name,
     ),
     _cpu_patch(
         "torch.cuda:current_device",
-        "tensors are made on torch.cuda.current_device()",
+        "tensors are made on the current CUDA device",
         "core/transformer/dot_product_attention.py: device=torch.cuda.current_device()",
         _returns(_CPU),
     ),
     _cpu_patch(
         "torch.cuda:get_device_capability",
-        "--moe-grouped-gemm is checked against the GPU; on CPUs the experts of the local modules ignore it",
+        "--moe-grouped-gemm is checked against the GPU; local experts on CPUs ignore it",
         "training/arguments.py: dc = torch.cuda.get_device_capability()",
         _returns((8, 0)),
     ),
     _cpu_patch(
         "megatron.training.arguments:get_device_arch_version",
-        "tensor and expert parallelism are checked against the GPU's generation; 8 leaves every feature on",
+        "tensor and expert parallelism are checked against the GPU's generation; 8 allows every feature",
         "training/arguments.py: get_device_arch_version()",
         _returns(8),
     ),
     _cpu_patch(
-        "torch.cuda:synchronize",
-        "the timers synchronize the device",
-        "core/timers.py: torch.cuda.synchronize()",
-        _returns(None),
+        "torch.cuda:synchronize", "timers synchronize", "core/timers.py: torch.cuda.synchronize()", _returns(None)
     ),
     _cpu_patch(
         "torch.cuda:current_stream",
@@ -189,37 +186,34 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _cpu_patch(
         "torch.cuda:Stream",
-        "shared experts and optimizers make side streams",
+        "shared experts make side streams",
         "core/transformer/moe/shared_experts.py: torch.cuda.Stream()",
         lambda original: _Stream,
     ),
     _cpu_patch(
         "torch.cuda:Event",
-        "the shared expert and the dispatcher order streams by events",
+        "the token dispatcher orders streams by events",
         "core/transformer/moe/token_dispatcher.py: self.d2h_event",
         lambda original: _Event,
     ),
     _cpu_patch(
         "torch.cuda:stream",
-        "work is issued on side streams",
+        "shared experts compute on side streams",
         "core/transformer/moe/shared_experts.py: with torch.cuda.stream(",
         lambda original: contextlib.nullcontext,
     ),
-    _cpu_patch(
-        "torch.cuda.nvtx:range_push",
-        "profiler ranges call into the CUDA tools extension",
-        "core/utils.py: torch.cuda.nvtx.range_push(msg)",
-        _returns(None),
-    ),
-    _cpu_patch(
-        "torch.cuda.nvtx:range_pop",
-        "profiler ranges call into the CUDA tools extension",
-        "core/utils.py: torch.cuda.nvtx.range_pop()",
-        _returns(None),
+    *(
+        _cpu_patch(
+            f"torch.cuda.nvtx:{name}",
+            "profiler ranges call into the CUDA tools extension",
+            f"core/utils.py: torch.cuda.nvtx.{name}(",
+            _returns(None),
+        )
+        for name in ("range_push", "range_pop")
     ),
     _cpu_patch(
         "torch.cuda:get_rng_state",
-        "the random state tracker keeps CUDA generator states",
+        "the RNG tracker keeps CUDA generator states",
         "core/tensor_parallel/random.py: orig_rng_state = torch.cuda.get_rng_state()",
         _get_rng_state,
     ),
@@ -231,25 +225,25 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _cpu_patch(
         "torch.cuda:manual_seed",
-        "the random state tracker seeds the CUDA generator",
+        "the RNG tracker seeds the CUDA generator",
         "core/tensor_parallel/random.py: torch.cuda.manual_seed(seed)",
         _manual_seed,
     ),
     _cpu_patch(
         "megatron.core.tensor_parallel.random:_get_cuda_rng_state",
-        "the random state tracker reads the CUDA generator",
+        "the RNG tracker reads the CUDA generator",
         "core/tensor_parallel/random.py: def _get_cuda_rng_state(",
         _get_rng_state,
     ),
     _cpu_patch(
         "megatron.core.tensor_parallel.random:_set_cuda_rng_state",
-        "the random state tracker writes the CUDA generator",
+        "the RNG tracker writes the CUDA generator",
         "core/tensor_parallel/random.py: def _set_cuda_rng_state(",
         _set_rng_state,
     ),
     _cpu_patch(
         "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
-        "the layer insists on flash-linear-attention, whose kernels need a GPU; ours computes in torch",
+        "Gated DeltaNet insists on kernels that need a GPU; ours computes in torch",
         "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
         lambda original: True,
     ),
