@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import io
 import os
+import traceback
 from collections.abc import Iterator
 
 from megatron.core.msc_utils import MultiStorageClientFeature
@@ -65,14 +66,7 @@ def _logits_without_transformer_engine(args: argparse.Namespace) -> Iterator[Non
 
 def _failed_assertion(error: BaseException) -> str:
     """The source line of an assertion without a message: better than nothing."""
-    traceback = error.__traceback__
-    assert traceback is not None
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    import linecache
-
-    code = traceback.tb_frame.f_code
-    line = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+    line = traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
     return f"Megatron requires: {line.removeprefix('assert ')}"
 
 

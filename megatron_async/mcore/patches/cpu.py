@@ -16,7 +16,14 @@ from megatron_async.mcore.patches import gloo
 from megatron_async.mcore.patches.patch import Patch
 
 _CPU = torch.device("cpu")
-_FACTORIES = ("tensor", "zeros", "ones", "empty", "empty_like")
+# Functions that are called with device="cuda", and a file that does so.
+_FACTORIES = {
+    "tensor": "core/optimizer/grad_scaler.py",
+    "zeros": "core/optimizer/clip_grads.py",
+    "ones": "core/transformer/utils.py",
+    "empty": "core/dist_checkpointing/exchange_utils.py",
+    "empty_like": "core/dist_checkpointing/exchange_utils.py",
+}
 
 
 def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,148 +134,111 @@ def _manual_seed(original: Any) -> Callable[[int], Any]:
     return lambda seed: torch.default_generator.manual_seed(int(seed))
 
 
-_cpu_patch = functools.partial(Patch, devices=("cpu",))
+def _because(reason: str, *rows: tuple[str, str, Callable[[Any], Any]]) -> tuple[Patch, ...]:
+    """Patches with one reason, from (target, line of Megatron that it answers, replacement)."""
+    return tuple(Patch(target, reason, answers, replace, ("cpu",)) for target, answers, replace in rows)
+
 
 PATCHES: tuple[Patch, ...] = (
-    *(
-        _cpu_patch(
-            f"torch:{name}",
-            "tensors are made with device='cuda'",
-            "core/optimizer/clip_grads.py: torch.zeros(1, dtype=torch.float, device='cuda')",
-            _on_cpu,
-        )
-        for name in _FACTORIES
+    *_because(
+        "tensors and modules are made on CUDA devices, or moved there",
+        *((f"torch:{name}", f"{file}: torch.{name}(", _on_cpu) for name, file in _FACTORIES.items()),
+        ("torch:Tensor.cuda", "core/models/common/embeddings/rope_utils.py: .cuda(non_blocking=True)", _returns_self),
+        ("torch.nn:Module.cuda", "training/models/dist_utils.py: .cuda(torch.cuda.current_device())", _returns_self),
+        (
+            "torch.cuda:current_device",
+            "core/transformer/dot_product_attention.py: device=torch.cuda.current_device()",
+            _returns(_CPU),
+        ),
     ),
-    _cpu_patch(
-        "torch:Tensor.cuda",
-        "tensors are moved with .cuda()",
-        "core/models/common/embeddings/rope_utils.py: .cuda(non_blocking=True)",
-        _returns_self,
-    ),
-    _cpu_patch(
-        "torch.nn:Module.cuda",
-        "the model is moved with .cuda(device)",
-        "training/models/dist_utils.py: .cuda(torch.cuda.current_device())",
-        _returns_self,
-    ),
-    _cpu_patch(
-        "torch:Tensor.type",
+    *_because(
         "optimizers and clipping compare type names with torch.cuda.*Tensor",
-        "core/optimizer/clip_grads.py: assert param.grad.type() == 'torch.cuda.FloatTensor'",
-        _cuda_type_name,
+        (
+            "torch:Tensor.type",
+            "core/optimizer/clip_grads.py: assert param.grad.type() == 'torch.cuda.FloatTensor'",
+            _cuda_type_name,
+        ),
     ),
-    _cpu_patch(
-        "torch.cuda:current_device",
-        "tensors are made on the current CUDA device",
-        "core/transformer/dot_product_attention.py: device=torch.cuda.current_device()",
-        _returns(_CPU),
+    *_because(
+        "features are checked against the generation of the GPU; 8 allows all that this package supports",
+        (
+            "torch.cuda:get_device_capability",
+            "training/arguments.py: dc = torch.cuda.get_device_capability()",
+            _returns((8, 0)),
+        ),
+        (
+            "megatron.training.arguments:get_device_arch_version",
+            "training/arguments.py: get_device_arch_version()",
+            _returns(8),
+        ),
     ),
-    _cpu_patch(
-        "torch.cuda:get_device_capability",
-        "--moe-grouped-gemm is checked against the GPU; local experts on CPUs ignore it",
-        "training/arguments.py: dc = torch.cuda.get_device_capability()",
-        _returns((8, 0)),
+    *_because(
+        "work is ordered by streams and events; CPU kernels run in program order",
+        ("torch.cuda:synchronize", "core/timers.py: torch.cuda.synchronize()", _returns(None)),
+        (
+            "torch.cuda:current_stream",
+            "core/distributed/param_and_grad_buffer.py: current_stream = torch.cuda.current_stream()",
+            _returns(_Stream()),
+        ),
+        (
+            "torch.cuda:Stream",
+            "core/transformer/moe/shared_experts.py: torch.cuda.Stream()",
+            lambda original: _Stream,
+        ),
+        ("torch.cuda:Event", "core/transformer/moe/token_dispatcher.py: self.d2h_event", lambda original: _Event),
+        (
+            "torch.cuda:stream",
+            "core/transformer/moe/shared_experts.py: with torch.cuda.stream(",
+            lambda original: contextlib.nullcontext,
+        ),
     ),
-    _cpu_patch(
-        "megatron.training.arguments:get_device_arch_version",
-        "tensor and expert parallelism are checked against the GPU's generation; 8 allows every feature",
-        "training/arguments.py: get_device_arch_version()",
-        _returns(8),
+    *_because(
+        "profiler ranges call into the CUDA tools extension",
+        ("torch.cuda.nvtx:range_push", "core/utils.py: torch.cuda.nvtx.range_push(", _returns(None)),
+        ("torch.cuda.nvtx:range_pop", "core/utils.py: torch.cuda.nvtx.range_pop(", _returns(None)),
     ),
-    _cpu_patch(
-        "torch.cuda:synchronize", "timers synchronize", "core/timers.py: torch.cuda.synchronize()", _returns(None)
+    *_because(
+        "the RNG tracker and checkpoints keep states of the CUDA generator",
+        (
+            "torch.cuda:get_rng_state",
+            "core/tensor_parallel/random.py: orig_rng_state = torch.cuda.get_rng_state()",
+            _get_rng_state,
+        ),
+        ("torch.cuda:set_rng_state", "training/checkpointing.py: torch.cuda.set_rng_state", _set_rng_state),
+        ("torch.cuda:manual_seed", "core/tensor_parallel/random.py: torch.cuda.manual_seed(seed)", _manual_seed),
+        *(
+            (f"megatron.core.tensor_parallel.random:{name}", f"core/tensor_parallel/random.py: def {name}(", replace)
+            for name, replace in (("_get_cuda_rng_state", _get_rng_state), ("_set_cuda_rng_state", _set_rng_state))
+        ),
     ),
-    _cpu_patch(
-        "torch.cuda:current_stream",
-        "gradient reduction orders itself after the compute stream",
-        "core/distributed/param_and_grad_buffer.py: current_stream = torch.cuda.current_stream()",
-        _returns(_Stream()),
-    ),
-    _cpu_patch(
-        "torch.cuda:Stream",
-        "shared experts make side streams",
-        "core/transformer/moe/shared_experts.py: torch.cuda.Stream()",
-        lambda original: _Stream,
-    ),
-    _cpu_patch(
-        "torch.cuda:Event",
-        "the token dispatcher orders streams by events",
-        "core/transformer/moe/token_dispatcher.py: self.d2h_event",
-        lambda original: _Event,
-    ),
-    _cpu_patch(
-        "torch.cuda:stream",
-        "shared experts compute on side streams",
-        "core/transformer/moe/shared_experts.py: with torch.cuda.stream(",
-        lambda original: contextlib.nullcontext,
-    ),
-    *(
-        _cpu_patch(
-            f"torch.cuda.nvtx:{name}",
-            "profiler ranges call into the CUDA tools extension",
-            f"core/utils.py: torch.cuda.nvtx.{name}(",
-            _returns(None),
-        )
-        for name in ("range_push", "range_pop")
-    ),
-    _cpu_patch(
-        "torch.cuda:get_rng_state",
-        "the RNG tracker keeps CUDA generator states",
-        "core/tensor_parallel/random.py: orig_rng_state = torch.cuda.get_rng_state()",
-        _get_rng_state,
-    ),
-    _cpu_patch(
-        "torch.cuda:set_rng_state",
-        "checkpoints restore the CUDA generator state",
-        "training/checkpointing.py: torch.cuda.set_rng_state",
-        _set_rng_state,
-    ),
-    _cpu_patch(
-        "torch.cuda:manual_seed",
-        "the RNG tracker seeds the CUDA generator",
-        "core/tensor_parallel/random.py: torch.cuda.manual_seed(seed)",
-        _manual_seed,
-    ),
-    _cpu_patch(
-        "megatron.core.tensor_parallel.random:_get_cuda_rng_state",
-        "the RNG tracker reads the CUDA generator",
-        "core/tensor_parallel/random.py: def _get_cuda_rng_state(",
-        _get_rng_state,
-    ),
-    _cpu_patch(
-        "megatron.core.tensor_parallel.random:_set_cuda_rng_state",
-        "the RNG tracker writes the CUDA generator",
-        "core/tensor_parallel/random.py: def _set_cuda_rng_state(",
-        _set_rng_state,
-    ),
-    _cpu_patch(
-        "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+    *_because(
         "Gated DeltaNet insists on kernels that need a GPU; ours computes in torch",
-        "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
-        lambda original: True,
+        (
+            "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+            "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
+            lambda original: True,
+        ),
     ),
-    _cpu_patch(
-        "torch.distributed:barrier",
-        "gloo refuses device_ids",
-        "core/parallel_state.py: device_ids=[torch.cuda.current_device()],",
-        _without_device_ids,
+    *_because(
+        "gloo refuses device_ids, split sizes that are tensors, and shards of different sizes",
+        ("torch.distributed:barrier", "core/parallel_state.py: device_ids=[torch", _without_device_ids),
+        (
+            "torch.distributed:all_to_all_single",
+            "core/tensor_parallel/mappings.py: output_split_sizes=output_split_sizes,",
+            _split_sizes_as_lists,
+        ),
+        (
+            "torch.distributed:all_gather",
+            "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
+            _uneven_shards_by_broadcast,
+        ),
     ),
-    _cpu_patch(
-        "torch.distributed:all_to_all_single",
-        "the token dispatcher passes split sizes as tensors; gloo takes lists",
-        "core/tensor_parallel/mappings.py: output_split_sizes=output_split_sizes,",
-        _split_sizes_as_lists,
-    ),
-    _cpu_patch(
-        "torch.distributed:all_gather",
-        "the layer-wise optimizer gathers shards of different sizes; gloo takes equal ones",
-        "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
-        _uneven_shards_by_broadcast,
-    ),
-    _cpu_patch(
-        "torch.distributed.distributed_c10d:ProcessGroupGloo",
+    *_because(
         "each of Megatron's many groups has a thread that wakes up a hundred times a second",
-        "core/parallel_state.py: def create_group(",
-        gloo.sharing_threads,
+        (
+            "torch.distributed.distributed_c10d:ProcessGroupGloo",
+            "core/parallel_state.py: def create_group(",
+            gloo.sharing_threads,
+        ),
     ),
 )

@@ -39,12 +39,4 @@ CURRENT_DEVICE = Patch(
     "core/tensor_parallel/layers.py: device=torch.cuda.current_device()",
 )
 
-TEMPORARY: tuple[Patch, ...] = (
-    OPTIMIZER_OF_MODEL,
-    OPTIMIZER_OF_GROUPS,
-    COMMON_STATE,
-    WANDB_ARTIFACT,
-    FORWARD_STEP,
-    BACKWARD_STEP,
-    CURRENT_DEVICE,
-)
+TEMPORARY: tuple[Patch, ...] = tuple(patch for patch in list(globals().values()) if isinstance(patch, Patch))

@@ -37,10 +37,6 @@ def test_targets_are_patched_once(table):
     assert len(targets) == len(set(targets))
 
 
-def test_the_temporary_table_is_complete():
-    assert set(temporary.TEMPORARY) == {value for value in vars(temporary).values() if isinstance(value, Patch)}
-
-
 def test_a_temporary_patch_is_undone_after_an_error():
     import string
 
