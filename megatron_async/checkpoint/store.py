@@ -32,6 +32,7 @@ from megatron_async.checkpoint.state import (
     largest,
 )
 from megatron_async.files import sync_to_disk
+from megatron_async.mcore.arguments import overridden
 from megatron_async.mcore.checkpoint import (
     CheckpointPart,
     arguments_of,
@@ -101,7 +102,7 @@ class Checkpoints:
             # Megatron insists on an equal length of the run for a weight decay that never changes.
             self._scheduler.wd_incr_steps = saved.get("train_iters", args.train_iters) * args.global_batch_size
         step = found.iteration if found else None
-        with _arguments(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
+        with overridden(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
             args.iteration, args.num_floating_point_operations_so_far = load_checkpoint(
                 self._loaded, self._optimizer, self._scheduler, self._fit
             )
@@ -158,7 +159,7 @@ class Checkpoints:
             for chunk, history in zip(self._model, histories, strict=True)
         ]
         temporary = {"save": str(folder.staging(root)), "save_retain_interval": None, "async_save": False}
-        with self._emptying_on_error(root), _arguments(args, **temporary), self._everywhere(what):
+        with self._emptying_on_error(root), overridden(args, **temporary), self._everywhere(what):
             part = plan_checkpoint(
                 iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
             )
@@ -280,14 +281,3 @@ class Checkpoints:
 
 def _what_failed(root: Path, iteration: int) -> str:
     return f"saving the checkpoint of iteration {iteration} in {root} failed"
-
-
-@contextlib.contextmanager
-def _arguments(args: argparse.Namespace, **values: Any) -> Iterator[None]:
-    """Other values of some arguments for a moment."""
-    before = {name: getattr(args, name) for name in values}
-    vars(args).update(values)
-    try:
-        yield
-    finally:
-        vars(args).update(before)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron's command line: its parser, its validation, what it derives."""
+"""Megatron's command line: its options and its validation."""
 
 import argparse
 import contextlib
@@ -7,6 +7,7 @@ import io
 import os
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from megatron.core.msc_utils import MultiStorageClientFeature
 from megatron.core.transformer.enums import LayerType
@@ -20,7 +21,7 @@ def add_megatron_options(parser: argparse.ArgumentParser) -> None:
 
 
 def rank_from_environment(args: argparse.Namespace) -> None:
-    """Set what Megatron's own `parse_args` takes from outside the command line: rank, world size, storage client."""
+    """Set the arguments that Megatron's `parse_args` takes from the environment: rank, world size, storage client."""
     args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
     args.rank = int(os.environ.get("RANK", "0"))
     args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -36,32 +37,31 @@ def check_arguments(args: argparse.Namespace) -> str | None:
     Megatron stops at its first failed check, with an assertion, an exception or `exit()`.
     """
     printed = io.StringIO()
-    # Megatron's asynchronous saves need a worker process of its own and are switched off without it; ours do not.
-    asynchronous, args.async_save = args.async_save, False
+    # Megatron's asynchronous saves need a worker process of its own; ours do not.
+    hidden = {"async_save": False}
+    if args.transformer_impl == "local":
+        # Megatron has attention logits from Transformer Engine alone; `watch_logits` has them from the local attention
+        # too (training/arguments.py: '--qk-clip is only supported with TE >= 2.9.0.').
+        hidden |= {"qk_clip": False, "log_max_attention_logit": False}
     try:
-        with contextlib.redirect_stdout(printed), _logits_without_transformer_engine(args):
+        with contextlib.redirect_stdout(printed), overridden(args, **hidden):
             validate_args(args)
     except SystemExit:
         return printed.getvalue().strip().splitlines()[-1]
     except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
         return str(error) or _failed_assertion(error)
-    finally:
-        args.async_save = asynchronous
     return None
 
 
 @contextlib.contextmanager
-def _logits_without_transformer_engine(args: argparse.Namespace) -> Iterator[None]:
-    """Hide the options that need attention logits from Megatron's check that Transformer Engine will report them
-    (training/arguments.py: `'--qk-clip is only supported with TE >= 2.9.0.'`); `watch_logits` has them from the local
-    attention too."""
-    hidden = ("qk_clip", "log_max_attention_logit") if args.transformer_impl == "local" else ()
-    values = {name: getattr(args, name) for name in hidden}
-    vars(args).update(dict.fromkeys(values, False))
+def overridden(args: argparse.Namespace, **values: Any) -> Iterator[None]:
+    """Temporarily override arguments."""
+    before = {name: getattr(args, name) for name in values}
+    vars(args).update(values)
     try:
         yield
     finally:
-        vars(args).update(values)
+        vars(args).update(before)
 
 
 def _failed_assertion(error: BaseException) -> str:

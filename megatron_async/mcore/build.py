@@ -22,6 +22,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.training import training
 from megatron.training.global_vars import get_args
 
+from megatron_async.mcore.arguments import overridden
 from megatron_async.mcore.patches import temporary
 
 GPT = ModelType.encoder_or_decoder
@@ -53,20 +54,15 @@ def setup_model_and_optimizer(
         optimizers: the torch optimizers to build.
         one_per_chunk: build a separate optimizer for each model chunk, chained in the order of the chunks.
     """
-    args = get_args()
-    sources = args.load, args.pretrained_checkpoint
-    args.load = args.pretrained_checkpoint = None
-    try:
-        with contextlib.ExitStack() as patches:
-            if optimizers.names[0] not in _MEGATRONS:
-                patches.enter_context(_registered(optimizers))
-            if one_per_chunk:
-                patches.enter_context(temporary.OPTIMIZER_OF_MODEL.replaced(_one_per_chunk))
-            model, optimizer, scheduler = training.setup_model_and_optimizer(
-                GPT, cfg_container=container, pg_collection=ProcessGroupCollection.use_mpu_process_groups()
-            )
-    finally:
-        args.load, args.pretrained_checkpoint = sources
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(overridden(get_args(), load=None, pretrained_checkpoint=None))
+        if optimizers.names[0] not in _MEGATRONS:
+            stack.enter_context(_registered(optimizers))
+        if one_per_chunk:
+            stack.enter_context(temporary.OPTIMIZER_OF_MODEL.replaced(_one_per_chunk))
+        model, optimizer, scheduler = training.setup_model_and_optimizer(
+            GPT, cfg_container=container, pg_collection=ProcessGroupCollection.use_mpu_process_groups()
+        )
     _complete_layer_wise(optimizer, container.optimizer)
     return model, optimizer, scheduler
 
