@@ -17,13 +17,12 @@ USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
-    """Run what the command line asks for; return the exit status."""
+    """Carry out a command line; return the exit status."""
     stops = stops or StopRequests()
-    # Megatron warns at import about optional packages; what is missing and needed is reported by name later.
+    # Megatron warns at import about optional packages. A missing one that a run needs is reported by name later.
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    requested = value_of(argv, "--device") or "auto"
     try:
-        device, _ = platform.choose(requested)
+        device, _ = platform.choose(value_of(argv, "--device") or "auto")
     except ValueError:
         device = "cpu"  # reported with every other problem below
     try:
@@ -50,8 +49,12 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     return run.pretrain(args, stops)
 
 
+def _first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _list_presets() -> int:
-    if int(os.environ.get("RANK", "0")) == 0:
+    if _first_rank():
         from rich.console import Console
 
         from megatron_async.planning.listing import preset_table
@@ -61,7 +64,7 @@ def _list_presets() -> int:
 
 
 def _dry_run(args: argparse.Namespace) -> int:
-    if int(os.environ.get("RANK", "0")) == 0:
+    if _first_rank():
         from megatron_async.planning import dry_run
 
         dry_run.run(args)
@@ -70,7 +73,7 @@ def _dry_run(args: argparse.Namespace) -> int:
 
 def _refuse(problems: Sequence[str], of: str) -> int:
     """Write a numbered list of problems on rank 0; return the exit status."""
-    if os.environ.get("RANK", "0") == "0":
+    if _first_rank():
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
         sys.stderr.write(f"megatron_async: {count} with the {of}; nothing was started.\n{lines}\n")
@@ -78,7 +81,7 @@ def _refuse(problems: Sequence[str], of: str) -> int:
 
 
 def _fail(error: BaseException) -> int:
-    """Name the cause on this rank; a traceback only where the cause is no known kind of fault."""
+    """Name the cause on this rank; add a traceback unless it is a known kind of fault."""
     from megatron_async.checkpoint.agreement import JointError, describe
     from megatron_async.pipeline.executor import StageFailure
     from megatron_async.training.faults import TooManySkips
@@ -90,8 +93,8 @@ def _fail(error: BaseException) -> int:
 
 
 def run_to_exit(argv: Sequence[str]) -> NoReturn:
-    """Run what the command line asks for and end this process with its exit status."""
-    # Before anything slow is imported: a signal during start-up is a request like any other.
+    """Carry out a command line and end this process with the exit status."""
+    # Before any slow import, so that a signal during start-up is a request to stop like any other.
     requests = StopRequests(ALWAYS)
     try:
         status = main(argv, requests)
@@ -100,7 +103,7 @@ def run_to_exit(argv: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == FAILED:
-        # Other ranks are gone or stuck: leaving in the ordinary way would wait for them.
+        # Other ranks are gone or stuck, and an ordinary exit would wait for them.
         os._exit(status)
     sys.exit(status)
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What Megatron's optimizers consist of, and their step."""
+"""Members, parameters and gradient norms of Megatron's optimizers."""
 
 import argparse
 import copy
@@ -16,7 +16,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
-    """The Megatron optimizers that own a torch optimizer each, in Megatron's order; stubs are left out."""
+    """The Megatron optimizers that own a torch optimizer each, in Megatron's order, without stubs."""
     for member in members(optimizer):
         yield from inner_optimizers(member)
     if not members(optimizer) and not optimizer.is_stub_optimizer:
@@ -24,46 +24,40 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer
 
 
 def members(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
-    """What a chain of optimizers consists of; nothing for one that is no chain."""
+    """The members of a chained optimizer; empty for any other."""
     return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else ()
 
 
 def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
-    """Every (torch optimizer, parameter group, parameter) that this rank steps on; with bf16, fp32 master copies."""
+    """(torch optimizer, parameter group, parameter) of everything this rank updates; in bf16 training, fp32 masters."""
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:
             for param in group["params"]:
                 yield inner.optimizer, group, param
 
 
-def is_layer_wise(optimizer: MegatronOptimizer) -> bool:
-    """Whether each parameter is stepped on by one data-parallel rank, which sends it to the others."""
-    return isinstance(optimizer, LayerWiseDistributedOptimizer) or any(map(is_layer_wise, members(optimizer)))
-
-
-def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
-    """(parameter group, model parameter) of what a distributed optimizer keeps in flat pieces over all ranks."""
-    for inner in inner_optimizers(optimizer):
-        if isinstance(inner, DistributedOptimizer):
-            for param, (group, _) in inner.model_param_group_index_map.items():
-                yield inner.optimizer.param_groups[group], param
-
-
-def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
-    """(what a distributed optimizer steps on, the model parameter that it is a part of)."""
+def _flat(optimizer: MegatronOptimizer) -> Iterator[tuple[Any, torch.nn.Parameter, dict[str, Any], int]]:
+    """(distributed optimizer, model parameter, its parameter group, its position in the group)."""
     for inner in inner_optimizers(optimizer):
         if isinstance(inner, DistributedOptimizer):
             for param, (group, position) in inner.model_param_group_index_map.items():
-                yield inner.optimizer.param_groups[group]["params"][position], param
+                yield inner, param, inner.optimizer.param_groups[group], position
+
+
+def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
+    """(parameter group, model parameter) of everything that distributed optimizers shard as flat buffers."""
+    return ((group, param) for _, param, group, _ in _flat(optimizer))
+
+
+def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
+    """(this rank's shard in a distributed optimizer, the model parameter that it is a part of)."""
+    return ((group["params"][position], param) for _, param, group, position in _flat(optimizer))
 
 
 def flat_parts(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter, int]]:
     """`shards_of`, each with the position of its first element in the flattened parameter."""
-    for inner in inner_optimizers(optimizer):
-        if isinstance(inner, DistributedOptimizer):
-            for param, (group, position) in inner.model_param_group_index_map.items():
-                part = inner.optimizer.param_groups[group]["params"][position]
-                yield part, param, inner._get_model_param_range_map(param)["param"].start
+    for inner, param, group, position in _flat(optimizer):
+        yield group["params"][position], param, inner._get_model_param_range_map(param)["param"].start
 
 
 @torch.no_grad()
@@ -99,22 +93,22 @@ def _copy_masters(inner: MegatronOptimizer) -> None:
 
 
 def master_of(param: torch.nn.Parameter) -> torch.Tensor:
-    """What the optimizer steps for a model parameter: its fp32 master copy in bf16 training, else itself."""
+    """The tensor that the optimizer updates for a model parameter: its fp32 master in bf16 training, else itself."""
     master = getattr(param, "main_param", None)
     return param if master is None else master
 
 
 def mark_delay(param: torch.nn.Parameter, delay: int) -> None:
-    """Note on a parameter and its master how many updates old its gradients are; corrections leave 0 alone."""
+    """Set the gradient delay, in updates, of a parameter and its master. Corrections skip those with delay 0."""
     for tensor in (param, master_of(param)):
         tensor.gradient_delay = delay  # type: ignore[attr-defined]
 
 
 def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimizer, dist.ProcessGroup | None]]:
-    """Optimizers that own a torch optimizer, each with the group whose ranks hold the other parts of its gradient.
+    """`inner_optimizers`, each with the group over which the squares of its gradient are summed.
 
-    None is the whole job. The layer-wise optimizer deals whole parameters out to data-parallel ranks and therefore
-    sums over all of them, whatever its members say.
+    None is the group of all ranks: the layer-wise optimizer assigns whole parameters to data-parallel ranks, so their
+    squares are summed over these too, whatever its members say.
     """
     if isinstance(optimizer, LayerWiseDistributedOptimizer):
         yield from ((inner, None) for inner in inner_optimizers(optimizer))
@@ -126,14 +120,14 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
 
 
 def fp32_shards(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
-    """What the distributed optimizer steps in fp32 training: this rank's parts of the weights, as views of them."""
+    """This rank's shards of fp32 weights in distributed optimizers: views of the model's weights."""
     for inner in inner_optimizers(optimizer):
         if isinstance(inner, DistributedOptimizer):
             yield from (shard for shards in inner.shard_fp32_groups for shard in shards)
 
 
 def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
-    """Megatron's learning-rate scheduler with the same settings and progress, for another optimizer."""
+    """A copy of Megatron's learning-rate scheduler, with its progress, for another optimizer."""
     copied = copy.copy(scheduler)
     copied.optimizer = optimizer
     return copied
