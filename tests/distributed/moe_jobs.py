@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -154,17 +155,21 @@ def train_with_idle_experts(arguments: Sequence[str]) -> Experts:
     def copies() -> dict[str, Array]:
         return {name: param.detach().numpy().copy() for name, param in experts().items()}
 
-    class OneSided(Callback):
-        def on_train_begin(self, loop: Any) -> None:
-            for router in _routers(loop.model).values():
-                router.expert_bias[: len(router.expert_bias) // 2] = 10.0
+    def one_sided(*values: Any, **options: Any) -> Any:
+        """The biases must be there before the first weight version is noted."""
+        model, *others = set_up(*values, **options)
+        for router in _routers(model).values():
+            router.expert_bias[: len(router.expert_bias) // 2] = 10.0
+        return (model, *others)
 
+    class Poison(Callback):
         def on_batch_end(self, batch: CompletedBatch) -> None:
             for size in (2**power for power in range(4, 16)):
                 torch.full((size,), float("nan"))
 
-    outcome = Outcome()
-    loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=[observer(outcome), OneSided()])
+    outcome, set_up = Outcome(), run.setup_model_and_optimizer
+    with mock.patch.object(run, "setup_model_and_optimizer", one_sided):
+        loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=[observer(outcome), Poison()])
     before = copies()
     loop.run()
     found = Experts(outcome.losses, before, copies())
