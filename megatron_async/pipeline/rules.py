@@ -5,6 +5,7 @@ import argparse
 import math
 from collections.abc import Iterator
 
+from megatron_async.schedules import ScheduleDefinition
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
 
@@ -127,6 +128,17 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
             args.cuda_graph_impl != "none"
         ),
     }
+    schedule = (
+        "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
+    )
+    for rule, broken in (rules | _excluded_by(definition, args)).items():
+        if broken:
+            yield f"not supported with {schedule}: {rule}."
+
+
+def _excluded_by(definition: ScheduleDefinition, args: argparse.Namespace) -> dict[str, bool]:
+    """Rules of one schedule."""
+    rules = {}
     if not definition.tied_embeddings:
         rules[
             "tied embeddings: the input embedding and the head have different delays; add "
@@ -140,9 +152,4 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     for feature, reason in definition.unsupported.items():
         flag, given = features[feature]
         rules[f"{flag}: {reason}"] = given
-    schedule = (
-        "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
-    )
-    for rule, broken in rules.items():
-        if broken:
-            yield f"not supported with {schedule}: {rule}."
+    return rules
