@@ -45,7 +45,7 @@ def main() -> int:
     platform.activate("cpu")
     torch.set_num_threads(1)
 
-    from megatron_async.optim.algorithms.catalogue import names
+    from megatron_async.optim.registry import names
 
     chosen = options.optimizers.split(",") if options.optimizers else names()
     if unknown := [name for name in chosen if name not in names()]:
@@ -92,7 +92,7 @@ def main() -> int:
 
 def weights(layers: int) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     """Hidden matrices, with their layouts, and everything else; each with a gradient."""
-    from megatron_async.optim.sharded import LAYOUT, Layout
+    from megatron_async.optim.layout import LAYOUT, Layout
 
     queries = HEADS // GROUPS * HEAD
     fused = Layout(rows=(queries, HEAD, HEAD))
@@ -117,18 +117,16 @@ def weights(layers: int) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parame
 def stepper(name: str, layers: int, feedback: str) -> Callable[[], None]:
     """One whole optimizer step: torch's own with feedback "none", with error feedback where it is "on"; "paused" steps
     in the pieces that error feedback steps in, without it."""
-    from megatron_async.optim.algorithms.catalogue import find
     from megatron_async.optim.corrections import ErrorFeedback
-    from megatron_async.optim.sharded import SHARDED
+    from megatron_async.optim.registry import find
 
-    info = find(name)
+    spec = find(name)
     matrices, others = weights(layers)
-    defaults = {name: value.default for name, value in info.hyperparameters.items()}
-    if "fp32_matmul_prec" in defaults:
-        defaults["fp32_matmul_prec"] = "highest"  # as a run on a CPU does
-    own = matrices if info.kind == "matrix" else [*matrices, *others]
-    optimizers = [SHARDED.get(name, info.optimizer)(own, lr=1e-3, **defaults)]
-    if info.kind == "matrix":
+    # A run on a CPU does not emulate products in bf16.
+    precision = {"fp32_matmul_prec": "highest"} if hasattr(spec.hyperparameters, "fp32_matmul_prec") else {}
+    own = matrices if spec.scope == "matrix" else [*matrices, *others]
+    optimizers = [spec.build(own, lr=1e-3, **precision)]
+    if spec.scope == "matrix":
         optimizers.append(find("adam").build(others, lr=1e-3))
     correction = ErrorFeedback(optimizers) if feedback != "none" else None
     if correction is not None:
@@ -153,13 +151,14 @@ def matrices_only(layers: int, ours: bool) -> Callable[[], None]:
     """A step on the hidden matrices by Muon, this package's or emerging-optimizers' own, unfused for both."""
     from emerging_optimizers.orthogonalized_optimizers import Muon as Theirs
 
-    from megatron_async.optim.sharded import LAYOUT, Layout, ShardedMuon
+    from megatron_async.optim.algorithms import Muon
+    from megatron_async.optim.layout import LAYOUT, Layout
 
     matrices, _ = weights(layers)
     for param in matrices:
         setattr(param, LAYOUT, Layout())
     if ours:
-        return ShardedMuon(matrices, lr=1e-3, fp32_matmul_prec="highest").step
+        return Muon(matrices, lr=1e-3, fp32_matmul_prec="highest").step
     return Theirs(matrices, lr=1e-3, momentum=0.95, fp32_matmul_prec="highest").step
 
 

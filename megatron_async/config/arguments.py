@@ -13,8 +13,7 @@ from megatron_async.config.command_line import options_given, value_of, without_
 from megatron_async.config.parser import destinations, make_parser
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
 from megatron_async.models import presets
-from megatron_async.optim import settings
-from megatron_async.optim.algorithms import catalogue
+from megatron_async.optim import listing, registry
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu
 from megatron_async.schedules import schedule_of
@@ -40,7 +39,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if value_of(argv, "--optimizer") == "list":
         if os.environ.get("RANK", "0") == "0":
-            settings.print_list()
+            listing.print_list()
         raise SystemExit(0)
     parser = make_parser()
     problems: list[str] = []
@@ -75,8 +74,8 @@ def _set_defaults(
 ) -> tuple[platform.Device, str]:
     """Set the defaults of the optimizer, the device and the preset that a command line names; return the device."""
     optimizer = value_of(argv, "--optimizer") or "adam"
-    if optimizer in catalogue.names():
-        parser.set_defaults(weight_decay=settings.default_weight_decay(optimizer))
+    if optimizer in registry.names():
+        parser.set_defaults(weight_decay=registry.find(optimizer).hyperparameters().weight_decay)
     requested = value_of(argv, "--device")
     try:
         device, sentence = platform.choose(requested if requested in platform.DEVICE_CHOICES else "auto")

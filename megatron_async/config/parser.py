@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from megatron_async.config.options import add_options
 from megatron_async.mcore.arguments import add_megatron_options
-from megatron_async.optim import settings
+from megatron_async.optim import options
 
 _USAGE = "torchrun --nproc-per-node N -m megatron_async.pretrain [options]"
 _EXAMPLES = """\
@@ -62,7 +62,7 @@ def make_parser() -> Parser:
     own = len(parser._action_groups)
     add_megatron_options(parser)
     everything = len(parser._action_groups)
-    settings.add_arguments(parser)
+    options.add_arguments(parser)
     groups = parser._action_groups
     groups[:] = [*groups[:own], *groups[everything:], *groups[own:everything]]
     parser.set_defaults(

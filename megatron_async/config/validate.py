@@ -11,7 +11,6 @@ from megatron_async.checkpoint import compatibility
 from megatron_async.data.blend import missing_data_files
 from megatron_async.models import rules as models
 from megatron_async.optim import rules as optim
-from megatron_async.optim import settings
 from megatron_async.pipeline import rules as pipeline
 from megatron_async.reference import rules as reference
 from megatron_async.training import rules as training
@@ -19,7 +18,6 @@ from megatron_async.training import rules as training
 Rules = Callable[[argparse.Namespace], Iterable[str]]
 
 _ON_PARSED_VALUES: tuple[Rules, ...] = (
-    optim.problems,
     reference.problems,
     training.problems,
     pipeline.problems,
@@ -40,7 +38,7 @@ def before_megatron(args: argparse.Namespace, given: frozenset[str]) -> list[str
     Args:
         given: destinations of the options that the command line names.
     """
-    problems = [*settings.problems(args, given), *compatibility.ignored(given)]
+    problems = [*optim.problems(args, given), *compatibility.ignored(given)]
     problems += (problem for rules in _ON_PARSED_VALUES for problem in rules(args))
     if not args.dry_run:
         problems += missing_data_files(args)

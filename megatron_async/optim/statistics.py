@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Sizes of updates by role, and of the correction's part in them.
+"""Root mean squares of updates by role, and of the correction in them.
 
-Everything is summed on the device while the optimizers step, and travels in the background.
+They are summed on the device while the optimizers step, and reduced in the background.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_async.optim.roles import role_names
+from megatron_async.optim.param_groups import ROLES
 from megatron_async.optim.step import Piece, StepContext
 from megatron_async.platform.host import ReducedValues
 
@@ -28,14 +28,10 @@ class PendingStatistics:
 
     def read(self) -> dict[str, Any]:
         """Root mean squares: `update_rms` by role, `correction_rms` over all weights."""
-        values = self._values.read()
-        roles = len(role_names())
-        squares, counts, correction = values[:roles], values[roles : 2 * roles], values[-1]
-        rms = {
-            role: (square / count) ** 0.5
-            for role, square, count in zip(role_names(), squares, counts, strict=True)
-            if count
-        }
+        *values, correction = self._values.read()
+        squares, counts = values[: len(ROLES)], values[len(ROLES) :]
+        sums = zip(ROLES, squares, counts, strict=True)
+        rms = {role: (square / count) ** 0.5 for role, square, count in sums if count}
         return {"update_rms": rms, "correction_rms": (correction / max(1.0, sum(counts))) ** 0.5}
 
 
@@ -50,14 +46,14 @@ class UpdateStatistics:
         interval: batches between measurements.
         roles: master parameter -> its role.
         group: process group of its own, over all ranks; None for one process.
-        device: where to sum.
+        device: holds the sums.
     """
 
     def __init__(
         self, interval: int, roles: Mapping[Tensor, str], group: dist.ProcessGroup | None, device: torch.device
     ) -> None:
         self._interval = interval
-        self._index = {id(param): role_names().index(role) for param, role in roles.items()}
+        self._index = {id(param): ROLES.index(role) for param, role in roles.items()}
         self._group, self._device = group, device
         self._sums = self._zeros()
         self._before: list[Tensor] = []
@@ -81,11 +77,10 @@ class UpdateStatistics:
         """Part of a step, after the correction."""
         if not self.measures(context.batch):
             return
-        roles = len(role_names())
         for param, before, plain in zip(piece.params, self._before, self._plain, strict=True):
             index = self._index[id(param)]
             self._sums[index] += before.sub_(param.detach()).square().sum()
-            self._sums[roles + index] += param.numel()
+            self._sums[len(ROLES) + index] += param.numel()
             self._sums[-1] += plain.sub_(param.detach()).square().sum()
         self._before, self._plain = [], []
 
@@ -96,4 +91,4 @@ class UpdateStatistics:
         return PendingStatistics(sums, work)
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(2 * len(role_names()) + 1, dtype=torch.float32, device=self._device)
+        return torch.zeros(2 * len(ROLES) + 1, dtype=torch.float32, device=self._device)

@@ -5,7 +5,7 @@ import argparse
 import math
 from collections.abc import Iterable
 
-from megatron_async.optim.algorithms.catalogue import OPTIMIZERS
+from megatron_async.optim import registry
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
 from megatron_async.schedules import SimulationResult
@@ -21,7 +21,6 @@ KINDS = (
     "activations",
 )
 _FP32 = 4
-_STATE = {info.name: info for info in OPTIMIZERS}
 
 
 def stage_bytes(
@@ -70,9 +69,7 @@ def _sharded(args: argparse.Namespace, parameters: Iterable[Parameter], size_of:
 def _state_bytes(args: argparse.Namespace, parameter: Parameter) -> int:
     """Master weights and the optimizer's buffers, fp32; the optimizer's small ones (steps) are left out."""
     master = _FP32 * parameter.local if args.bf16 or args.fp16 else 0
-    info = _STATE.get(args.optimizer.removeprefix("dist_"), _STATE["adam"])
-    if info.kind == "matrix" and not parameter.is_matrix:
-        info = _STATE["adam"]
-    if len(parameter.shape) == 2:
-        return master + _FP32 * info.state_elements(*parameter.shape)
-    return master + _FP32 * info.state_elements(parameter.local, 1)
+    spec = registry.find(args.optimizer)
+    if spec.scope == "matrix" and not parameter.is_matrix:
+        spec = registry.find("adam")
+    return master + _FP32 * spec.state_elements(parameter.shape)

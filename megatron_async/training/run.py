@@ -35,7 +35,7 @@ from megatron_async.mcore.training import (
     update_train_iters,
 )
 from megatron_async.models import gpt
-from megatron_async.optim import corrections, registry
+from megatron_async.optim import corrections, ownership, setup
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps, activations
@@ -133,12 +133,10 @@ def _adjust(args: argparse.Namespace) -> None:
 def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
     by_chunk = schedule_of(args).chunks > 1
-    model, optimizer, scheduler = setup_model_and_optimizer(
-        container, registry.optimizers(args), one_per_chunk=by_chunk
-    )
+    model, optimizer, scheduler = setup_model_and_optimizer(container, setup.optimizers(args), one_per_chunk=by_chunk)
     for inner in inner_optimizers(optimizer):
         inner.config.timers = None  # at --timing-log-level 1 they hold a barrier over all ranks, between polls
-    registry.finish(args, model, optimizer)
+    setup.finish(args, model, optimizer)
     return Trained(
         model=model,
         optimizer=optimizer,
@@ -161,7 +159,7 @@ def _statistics(args: argparse.Namespace, trained: Trained) -> UpdateStatistics 
     """Statistics of updates, where they are asked for. Collective."""
     if not args.log_update_statistics:
         return None
-    roles = registry.roles_of_masters(trained.model, trained.optimizer)
+    roles = ownership.roles_of_masters(trained.model, trained.optimizer)
     return UpdateStatistics(args.log_update_statistics, roles, group_of_all("statistics"), device())
 
 

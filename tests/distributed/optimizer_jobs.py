@@ -108,3 +108,11 @@ def parameter_groups(arguments: Sequence[str]) -> list[tuple[str, int, dict[str,
     loop.end()
     run.close()
     return groups
+
+
+def train_with_a_registered_optimizer(arguments: Sequence[str]) -> tuple[Outcome, list[str]]:
+    """`train` with an optimizer that this file registers; also what is wrong with its options out of range."""
+    from tests.distributed import toy_optimizer
+
+    toy_optimizer.add()
+    return train(["--optimizer", "toy", *arguments]), problems([["--optimizer", "toy", "--toy-bound", "-1"]])[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.processes import Pool
-from megatron_async.optim.algorithms.catalogue import names
+from megatron_async.optim.registry import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import difference
 
@@ -272,7 +272,7 @@ def test_matrices_that_ranks_cannot_share_evenly(pool):
 def test_groups_step_with_what_the_command_line_says(pool):
     arguments = "--optimizer muon --muon-momentum 0.9 --adam-beta1 0.8 --adam-eps 1e-6 --weight-decay 0.05"
     (groups,) = pool.run("tests.distributed.optimizer_jobs:parameter_groups", arguments.split(), ranks=1)
-    muon = [(count, values) for name, count, values in groups if name == "ShardedMuon"]
+    muon = [(count, values) for name, count, values in groups if name == "Muon"]
     adam = [(count, values) for name, count, values in groups if name == "AdamW"]
     assert len(muon) + len(adam) == len(groups)
     assert sum(count for count, _ in muon) == 16 and all(values["momentum"] == 0.9 for _, values in muon)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.processes import Pool
 from megatron_async.files import read_json_lines
-from megatron_async.optim.algorithms.catalogue import names
+from megatron_async.optim.registry import names
 from tests.distributed.jobs import Outcome
 from tests.distributed.matrix import MODELS, UNTIED
 from tests.distributed.resume_jobs import PIECES

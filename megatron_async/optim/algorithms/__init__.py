@@ -1,12 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The optimizers that arXiv 2606.30634 compares, each as a plain torch optimizer in one file.
+"""The optimizers that arXiv 2606.30634 compares, each in one file: hyper-parameters, update, registration.
 
-Nothing here knows about Megatron or process groups. The optimizers that work on whole matrices are subclasses
-of :class:`~megatron_async.optim.algorithms.muon.Muon`, whose few hooks are where a tensor-parallel version
-plugs in. :mod:`~megatron_async.optim.algorithms.catalogue` lists them all, with those that come from torch
-and emerging-optimizers.
+Nothing here knows about Megatron. Matrix optimizers find the matrices inside a weight by its `Layout`.
 """
 
+from megatron_async.optim.algorithms import from_libraries as from_libraries
 from megatron_async.optim.algorithms.adamuon import AdaMuon
 from megatron_async.optim.algorithms.adan import Adan
 from megatron_async.optim.algorithms.mars import Mars

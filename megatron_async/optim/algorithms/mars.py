@@ -1,26 +1,40 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""MARS with AdamW's moments, arXiv 2411.10438, in its approximate form (one gradient a step).
+"""MARS: AdamW of a variance-reduced gradient, clipped tensor by tensor; AdamW for 1-D parameters.
 
-    C = G + gamma beta1 / (1 - beta1) (G - G_last)         variance reduction
-    C = C / max(1, ||C||)                                  norm of the whole tensor
+    C = G + gamma beta1 / (1 - beta1) (G - G_last)
+    C = C / max(1, ‖C‖)
     m = beta1 m + (1 - beta1) C
-    v = beta2 v + (1 - beta2) C C
-    W = (1 - lr wd) W - lr m^ / (sqrt(v^) + eps)           m^ = m / (1 - beta1^t), v^ likewise
+    v = beta2 v + (1 - beta2) C²
+    W = (1 - lr wd) W - lr m̂ / (√v̂ + eps)
 
-Parameters of one axis take plain AdamW with betas of their own. G_last starts at zero, as in the authors'
-code (https://github.com/AGI-Arena/MARS). Under a gradient delay G and G_last are neighbors in the delayed
-stream.
+The approximate form, with one gradient a step. The norm is that of the whole tensor. G_last starts at zero, as in the
+authors' code. With gamma 0 it is AdamW with clipping by tensor.
+Learning rate: near AdamW's (the paper, E); 6e-3, 3e-3, 2e-3 for GPT-2 S, M, L in arXiv 2411.10438.
+Links: https://arxiv.org/abs/2411.10438, https://github.com/AGI-Arena/MARS
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.algorithms import ranges
-from megatron_async.optim.algorithms.ranges import Rule
-from megatron_async.optim.algorithms.state import Group, Shape, StepwiseOptimizer, gradients
+from megatron_async.optim.hyperparameters import NON_NEGATIVE, RATES, Hyperparameters, epsilon, hyperparameter
+from megatron_async.optim.layout import layout_of
+from megatron_async.optim.registry import OptimizerSpec, register
+from megatron_async.optim.state import Group, State, StepwiseOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarsHyperparameters(Hyperparameters):
+    betas: tuple[float, float] = hyperparameter(
+        (0.95, 0.99), RATES, "rates of the first and second moment", "arXiv 2411.10438"
+    )
+    eps: float = epsilon()
+    gamma: float = hyperparameter(0.025, NON_NEGATIVE, "strength of the variance reduction", "arXiv 2411.10438")
+    betas_1d: tuple[float, float] = hyperparameter(
+        (0.9, 0.95), RATES, "AdamW's rates for 1-D parameters", "https://github.com/AGI-Arena/MARS"
+    )
 
 
 def reduce_variance(grad: Tensor, last: Tensor, *, gamma: float, beta: float) -> Tensor:
@@ -29,85 +43,30 @@ def reduce_variance(grad: Tensor, last: Tensor, *, gamma: float, beta: float) ->
 
 
 def clip_to_unit_norm(x: Tensor, squared_norm: Tensor) -> Tensor:
-    """Scale ``x`` down (in place) if its norm is above 1, without asking the device for the norm."""
+    """Scale `x` down (in place) if its norm is above 1, without asking the device for the norm."""
     return x.div_(squared_norm.sqrt().clamp_min(1.0))
 
 
 class Mars(StepwiseOptimizer):
-    """MARS-AdamW.
+    """MARS-AdamW, for parameters of any shape."""
 
-    The norm and the choice by axes are those of the whole tensor: a sharded version overrides
-    :meth:`squared_norm` and :meth:`reduces_variance`.
+    HYPERPARAMETERS = MarsHyperparameters
+    STATE: ClassVar[State] = {"exp_avg": "element", "exp_avg_sq": "element", "last_grad": "matrix"}
+    COUNTS_STEPS = True
 
-    Args:
-        params: fp32 parameters.
-        lr: learning rate; the authors use 6e-3, 3e-3 and 2e-3 for GPT-2 small, medium and large.
-        betas: of the moments, (0.95, 0.99) in the paper.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled; a step multiplies the weights by 1 - lr * weight_decay.
-        gamma: strength of the variance reduction, 0.025 in the paper; 0 leaves AdamW with clipping by tensor.
-        betas_1d: AdamW's for parameters of one axis, (0.9, 0.95) in the authors' code.
-
-    Raises:
-        ValueError: listing every hyper-parameter outside its range.
-    """
-
-    counts_steps = True
-
-    RULES: ClassVar[dict[str, Rule]] = {
-        "lr": ranges.NON_NEGATIVE,
-        "betas": ranges.Several(2, ranges.DECAY),
-        "eps": ranges.POSITIVE,
-        "weight_decay": ranges.NON_NEGATIVE,
-        "gamma": ranges.NON_NEGATIVE,
-        "betas_1d": ranges.Several(2, ranges.DECAY),
-    }
-
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.95, 0.99),
-        eps: float = 1e-8,
-        weight_decay: float = 0.1,
-        gamma: float = 0.025,
-        betas_1d: tuple[float, float] = (0.9, 0.95),
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "gamma": gamma,
-            "betas_1d": betas_1d,
-        }
-        ranges.check("Mars", self.RULES, defaults)
-        super().__init__(params, defaults)
-
-    def state_shapes(self, param: Tensor) -> dict[str, Shape]:
-        shape = tuple(param.shape)
-        moments = {"exp_avg": shape, "exp_avg_sq": shape}
-        return {**moments, "last_grad": shape} if self.reduces_variance(param) else moments
-
-    def reduces_variance(self, param: Tensor) -> bool:
-        """Hook: whether MARS or plain AdamW steps this parameter."""
-        return param.ndim >= 2
-
-    def squared_norm(self, param: Tensor, x: Tensor) -> Tensor:
-        """Hook: squared norm of the whole tensor of which ``x`` is this rank's part."""
-        return x.square().sum()
-
-    def update(self, params: list[Tensor], group: Group) -> None:
-        for param, grad, step in zip(params, gradients(params), self.next_steps(params), strict=True):
+    def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        for param, grad, step in zip(params, grads, self.next_steps(params), strict=True):
             state = self.state[param]
-            beta1, beta2 = group["betas"] if self.reduces_variance(param) else group["betas_1d"]
-            if self.reduces_variance(param):
+            beta1, beta2 = group["betas_1d"] if param.ndim < 2 else group["betas"]
+            if param.ndim >= 2:
                 corrected = reduce_variance(grad, state["last_grad"], gamma=group["gamma"], beta=beta1)
                 state["last_grad"].copy_(grad)
-                grad = clip_to_unit_norm(corrected, self.squared_norm(param, corrected))
+                grad = clip_to_unit_norm(corrected, layout_of(param).total(corrected.square().sum()))
             state["exp_avg"].lerp_(grad, 1 - beta1)
             state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
             param.mul_(1 - group["lr"] * group["weight_decay"])
             param.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
+
+
+register(OptimizerSpec("mars", Mars, MarsHyperparameters, Mars.STATE, __doc__, scope="tensor"))

@@ -1,15 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Muon (https://kellerjordan.github.io/posts/muon/), orthogonalized momentum, in Moonlight's form.
+"""Muon: orthogonalized momentum, in Moonlight's form.
 
     M = mu M + (1 - mu) G
-    D = mu M + (1 - mu) G  with Nesterov momentum, else M
-    W = (1 - lr wd) W - lr scale(rows, columns) orthogonalize(D)
+    W = (1 - lr wd) W - lr 0.2 √max(rows, columns) orthogonalize(M)
 
-The momentum is a moving average, not a sum. They differ by the factor 1 / (1 - mu), which orthogonalizing
-removes. A gradient that has always been zero moves the weights by weight decay alone.
+With Nesterov momentum mu M + (1 - mu) G is orthogonalized.
+Learning rate: near AdamW's (the paper, E); 2.25e-3 for 10B MoE (5).
+Links: https://kellerjordan.github.io/posts/muon/, https://arxiv.org/abs/2502.16982
 """
 
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer, get_muon_scale_factor
@@ -17,9 +18,10 @@ from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schu
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.algorithms import ranges
-from megatron_async.optim.algorithms.ranges import Rule
-from megatron_async.optim.algorithms.state import EagerState, Shape
+from megatron_async.optim.hyperparameters import COUNT, DECAY, FLAG, POSITIVE, Hyperparameters, choice, hyperparameter
+from megatron_async.optim.layout import LAYOUT, layout_of
+from megatron_async.optim.registry import OptimizerSpec, register
+from megatron_async.optim.state import EagerState, State
 
 Coefficients = Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"]
 ScaleMode = Literal["spectral", "shape_scaling", "unit_rms_norm"]
@@ -28,186 +30,150 @@ Precision = Literal["highest", "high", "medium"]
 RMS = 0.2
 """Root mean square of an update at lr 1, about AdamW's, so that AdamW's learning rate and decay carry over
 (Moonlight, arXiv 2502.16982, section 2.2; arXiv 2606.30634, section 2.1)."""
+JORDAN = "https://kellerjordan.github.io/posts/muon/"
 
 
-def rescale(x: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Multiply each matrix by the power of two that brings its largest magnitude into [1/2, 1).
+@dataclass(frozen=True, kw_only=True)
+class NewtonSchulzHyperparameters(Hyperparameters):
+    """Shared by Muon and its relatives."""
 
-    emerging-optimizers divides by max(norm, 1e-7), which shrinks what is smaller: a loss in bf16 scale or a
-    small clip factor would silently stop the layer. Scaling by a power of two is exact, so ordinary gradients
-    give the same bits as without it.
+    momentum: float = hyperparameter(
+        0.95, DECAY, "mu, weight of the past in the moving average", "the paper, 2.1; it also uses 0.99"
+    )
+    coefficient_type: Coefficients = hyperparameter(
+        "quintic",
+        choice(*get_args(Coefficients)),
+        "coefficients of Newton-Schulz",
+        "emerging-optimizers' default; https://leloykun.github.io/ponder/muon-opt-coeffs/",
+        in_group=False,
+    )
+    num_ns_steps: int = hyperparameter(5, COUNT, "steps of Newton-Schulz", JORDAN, in_group=False)
+    fp32_matmul_prec: Precision = hyperparameter(
+        "medium",
+        choice(*get_args(Precision)),
+        "precision of the products in Newton-Schulz; medium is bf16",
+        f"bf16 products, {JORDAN}",
+        in_group=False,
+    )
 
-    Args:
-        x: (..., rows, columns), fp32.
-        largest: the largest magnitude of each matrix, broadcastable to ``x``; computed where not given.
-            Shards of one matrix must be given that of the whole.
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledHyperparameters(NewtonSchulzHyperparameters):
+    """Shared by those whose update has a scale that depends on the shape."""
+
+    scale_mode: ScaleMode = hyperparameter(
+        "spectral",
+        choice(*get_args(ScaleMode)),
+        "factor of the orthogonalized update",
+        "update RMS 0.2: Moonlight, arXiv 2502.16982, and the paper, 2.1",
+        in_group=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonHyperparameters(ScaledHyperparameters):
+    nesterov: bool = hyperparameter(
+        False, FLAG, "Nesterov momentum", "the paper, algorithm 2; almost no effect for Muon (A.1)", in_group=False
+    )
+    extra_scale_factor: float | None = hyperparameter(
+        None, POSITIVE, "takes the place of 0.2 in the spectral scale, of 1 in the others", "none", in_group=False
+    )
+
+
+def rescale(x: Tensor) -> Tensor:
+    """Multiply each (rows, columns) matrix by the power of two that brings its largest magnitude into [1/2, 1).
+
+    emerging-optimizers divides by max(norm, 1e-7), which shrinks small gradients: a loss in bf16 scale or a small clip
+    factor would silently stop the layer. Scaling by a power of two is exact, so ordinary gradients give the same bits.
     """
-    if largest is None:
-        largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
     # 2**126 is the last power whose inverse is a normal number too.
     return torch.ldexp(x, -torch.frexp(largest).exponent.clamp(-126, 126))
 
 
 def orthogonalize(x: Tensor, *, steps: int = 5, coefficients: Coefficients = "quintic") -> Tensor:
-    """Replace the singular values of each matrix by values near 1, whatever the scale of ``x``.
-
-    The result approximates U V^T of the singular value decomposition x = U S V^T. Five steps do not converge to
-    it: singular values above 0.003 of the Frobenius norm end in [0.97, 1.15] with "quintic" and in [0.68, 1.21]
-    with "simple", smaller ones below that. Zeros give zeros.
+    """Replace the singular values of each matrix by values near 1, whatever the scale of `x`; zeros give zeros.
 
     Args:
         x: (rows, columns) or (batch, rows, columns), fp32. The products run in bf16 when
-            ``torch.get_float32_matmul_precision()`` is "medium", which is what Muon sets.
-        steps: Newton-Schulz iterations.
-        coefficients: "simple" are Jordan's (3.4445, -4.7750, 2.0315), the same in each step; "quintic" are
-            five sets, one a step (https://leloykun.github.io/ponder/muon-opt-coeffs/); the others are
-            described in emerging-optimizers.
+            `torch.get_float32_matmul_precision()` is "medium", which Muon sets.
+        steps: Newton-Schulz iterations. Five bring singular values above 0.003 of the Frobenius norm into [0.97, 1.15]
+            with "quintic" and into [0.68, 1.21] with "simple", smaller ones below that.
+        coefficients: "simple" are Jordan's (3.4445, -4.7750, 2.0315), the same in each step; "quintic" are five sets,
+            one a step; the others are described in emerging-optimizers.
     """
     return cast(Tensor, newton_schulz(rescale(x), steps=steps, coefficient_type=coefficients))
 
 
-def update_scale(rows: int, columns: int, mode: ScaleMode = "spectral") -> float:
-    """Factor of the orthogonalized update of a matrix with ``rows`` outputs and ``columns`` inputs.
-
-    Give it the shape of the whole matrix, not of a tensor-parallel shard.
+def update_scale(rows: int, columns: int, mode: ScaleMode = "spectral", size: float | None = None) -> float:
+    """Factor of the orthogonalized update of a matrix with `rows` outputs and `columns` inputs, all shards together.
 
     - "spectral": 0.2 sqrt(max(rows, columns)), update RMS 0.2 (Moonlight, arXiv 2502.16982)
     - "shape_scaling": sqrt(max(1, rows / columns)) (https://kellerjordan.github.io/posts/muon/)
-    - "unit_rms_norm": sqrt(rows / columns) (Scion, arXiv 2502.07529;
-      https://jeremybernste.in/writing/deriving-muon)
+    - "unit_rms_norm": sqrt(rows / columns) (Scion, arXiv 2502.07529)
+
+    `size` takes the place of 0.2 or, in the last two, of 1.
     """
-    factor = cast(float, get_muon_scale_factor(rows, columns, mode=mode))
-    return RMS * factor if mode == "spectral" else factor
-
-
-def align_rms(update: Tensor, mean_square: Tensor | None = None) -> Tensor:
-    """Scale an update to a root mean square of 0.2, that is by 0.2 sqrt(rows columns) / ||update||_F.
-
-    Args:
-        update: (..., columns); zeros stay zeros.
-        mean_square: mean of the squares over the whole matrix where ``update`` is a shard of it.
-    """
-    if mean_square is None:
-        mean_square = update.square().mean()
-    return update * (RMS * mean_square.clamp_min(torch.finfo(update.dtype).tiny).rsqrt())
+    if size is None:
+        size = RMS if mode == "spectral" else 1.0
+    return size * cast(float, get_muon_scale_factor(rows, columns, mode=mode))
 
 
 class Muon(EagerState, OrthogonalizedOptimizer):
-    """Muon, and the base of the optimizers that change what happens before or after orthogonalization.
-
-    A tensor-parallel version inherits from an optimizer here first and from Megatron's ``TensorParallelMuon``
-    second, calls the latter's constructor, sets what :attr:`GROUP_EXTRAS` names in its parameter groups and
-    overrides the hooks :meth:`largest_magnitude`, :meth:`blocks` and :meth:`shard_mean`.
+    """Muon, and the base of the optimizers that change something before or after the orthogonalization.
 
     Args:
-        params: 2-D fp32 parameters of shape (outputs, inputs).
-        lr: learning rate.
-        momentum: mu, the weight of the past in the moving average of the gradients.
-        weight_decay: decoupled; a step multiplies the weights by 1 - lr * weight_decay.
-        nesterov: orthogonalize mu M + (1 - mu) G in place of M.
-        coefficient_type: of the Newton-Schulz steps, see :func:`orthogonalize`.
-        num_ns_steps: Newton-Schulz steps.
-        scale_mode: see :func:`update_scale`.
-        fp32_matmul_prec: precision of the products in Newton-Schulz; "medium" is bf16.
+        params: fp32 parameters of shape (outputs, inputs), or stacks of them. A weight that fuses several matrices, is
+            stacked, or is a tensor-parallel shard needs a `Layout` as its attribute `LAYOUT`.
+        values: hyper-parameters, see the class in `HYPERPARAMETERS`.
 
     Raises:
-        ValueError: listing every hyper-parameter outside its range.
+        ValueError: naming each hyper-parameter outside its range.
     """
 
-    RULES: ClassVar[dict[str, Rule]] = {
-        "lr": ranges.NON_NEGATIVE,
-        "momentum": ranges.DECAY,
-        "weight_decay": ranges.NON_NEGATIVE,
-        "nesterov": ranges.FLAG,
-        "coefficient_type": ranges.Choice(("simple", "quintic", "polar_express", "cans", "aol", "deepseekv4")),
-        "num_ns_steps": ranges.Count(1),
-        "scale_mode": ranges.Choice(("spectral", "shape_scaling", "unit_rms_norm")),
-        "fp32_matmul_prec": ranges.Choice(("highest", "high", "medium")),
-    }
-    GROUP_EXTRAS: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that a subclass keeps in its parameter groups, besides those Muon keeps there."""
+    HYPERPARAMETERS: ClassVar[type[NewtonSchulzHyperparameters]] = MuonHyperparameters
+    STATE: ClassVar[State] = {"momentum_buffer": "element"}
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        weight_decay: float = 0.1,
-        nesterov: bool = False,
-        coefficient_type: Coefficients = "quintic",
-        num_ns_steps: int = 5,
-        scale_mode: ScaleMode = "spectral",
-        fp32_matmul_prec: Precision = "medium",
-    ) -> None:
-        values = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "coefficient_type": coefficient_type,
-            "num_ns_steps": num_ns_steps,
-            "scale_mode": scale_mode,
-            "fp32_matmul_prec": fp32_matmul_prec,
-        }
-        self._construct(params, values)
-
-    def _construct(self, params: ParamsT, values: dict[str, Any]) -> None:
-        """Check the hyper-parameters and set up the loop of emerging-optimizers with them."""
-        ranges.check(type(self).__name__, self.RULES, values)
-        self.scale_mode = values.get("scale_mode")
-
-        def scaled_orthogonalize(x: Tensor) -> Tensor:
-            orthogonal = newton_schulz(x, steps=values["num_ns_steps"], coefficient_type=values["coefficient_type"])
-            return cast(Tensor, orthogonal * self.scale(x.size(-2), x.size(-1)))
-
-        # Named, not super(): the next class may be Megatron's, whose constructor takes other arguments.
-        OrthogonalizedOptimizer.__init__(
-            self,
+    def __init__(self, params: ParamsT, **values: Any) -> None:
+        self.hyperparameters = own = self.HYPERPARAMETERS(**values)
+        super().__init__(
             params,
-            values["lr"],
-            values["momentum"],
-            values["weight_decay"],
-            nesterov=values.get("nesterov", False),
+            **own.group_values(),
+            nesterov=getattr(own, "nesterov", False),
             weight_decay_method="decoupled",
-            fp32_matmul_prec=values["fp32_matmul_prec"],
-            scaled_orthogonalize_fn=scaled_orthogonalize,
-            **{name: values[name] for name in self.GROUP_EXTRAS},
+            fp32_matmul_prec=own.fp32_matmul_prec,
+            scaled_orthogonalize_fn=self._whole_update,
         )
 
-    def state_shapes(self, param: Tensor) -> dict[str, Shape]:
-        if param.ndim != 2:
-            raise ValueError(
-                f"{type(self).__name__} steps on matrices; got a parameter of shape {tuple(param.shape)}: "
-                f"give it to AdamW"
-            )
-        return {"momentum_buffer": tuple(param.shape)}
+    def check_parameter(self, param: Tensor) -> None:
+        super().check_parameter(param)
+        require_matrices(type(self).__name__, param, stacked=hasattr(param, LAYOUT))
 
     def scale(self, rows: int, columns: int) -> float:
         """Factor of the orthogonalized update of a (rows, columns) matrix."""
-        return update_scale(rows, columns, cast(ScaleMode, self.scale_mode))
+        own = self.hyperparameters
+        assert isinstance(own, ScaledHyperparameters)
+        return update_scale(rows, columns, own.scale_mode, getattr(own, "extra_scale_factor", None))
 
-    def orthogonalize(self, p: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
-        """Orthogonalize and scale the momentum ``grad`` of the parameter ``p``; called by the loop."""
-        return cast(Tensor, super().orthogonalize(p, rescale(grad, self.largest_magnitude(p, grad)), **kwargs))
+    def _whole_update(self, x: Tensor) -> Tensor:
+        own = self.hyperparameters
+        update = orthogonalize(x, steps=own.num_ns_steps, coefficients=own.coefficient_type)
+        return update * self.scale(x.size(-2), x.size(-1))
 
-    def largest_magnitude(self, p: Tensor, x: Tensor) -> Tensor:
-        """Hook: largest magnitude in the whole matrix of which ``x`` is this rank's shard.
+    def orthogonalize(self, p: Tensor, grad: Tensor, **group: Any) -> Tensor:
+        """Orthogonalize and scale the momentum `grad` of the parameter `p`; the base class calls it."""
+        return layout_of(p).apply(self._whole_update, grad)
 
-        A sharded version must take the maximum over the ranks, or each would scale its shard differently.
-        """
-        return x.abs().amax()
 
-    def blocks(self, p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """Hook: views of ``x`` that are matrices of their own, such as Q, K and V of a fused projection.
+def require_matrices(optimizer: str, param: Tensor, *, stacked: bool = False) -> None:
+    """Refuse a parameter that is no matrix or, with `stacked`, stack of matrices.
 
-        ``x`` has the rows of ``p``. The last axis of a view holds the columns, all axes before it are rows.
-        """
-        return (x,)
+    Raises:
+        ValueError: naming its shape.
+    """
+    if param.ndim != 2 and not (stacked and param.ndim == 3):
+        shape = tuple(param.shape)
+        raise ValueError(f"{optimizer} steps on matrices; got a parameter of shape {shape}: give it to AdamW")
 
-    def shard_mean(self, p: Tensor, mean: Tensor, *, within_rows: bool = False) -> Tensor:
-        """Hook: average of ``mean`` over the ranks that hold equal shards of ``p``.
 
-        ``within_rows``: it is a mean over each row, complete already where ``p`` is sharded by rows.
-        """
-        return mean
+register(OptimizerSpec("muon", Muon, MuonHyperparameters, Muon.STATE, __doc__, scope="matrix"))

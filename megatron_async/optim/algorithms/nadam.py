@@ -1,97 +1,72 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""NAdam (Dozat 2016) as in torch, with decoupled weight decay and state that can be allocated before a step.
+"""NAdam: AdamW with Nesterov momentum on a schedule, as asynchronous pipelines have used it.
 
-arXiv 2606.30634 compares it because Ajanthan et al. (arXiv 2505.01099) use it, with beta1 0.99, for
-asynchronous pipelines.
+    mu_t = beta1 (1 - 0.96^(t psi) / 2)
+    m = beta1 m + (1 - beta1) G
+    v = beta2 v + (1 - beta2) G²
+    D = mu_{t+1} m / (1 - Π mu up to t+1) + (1 - mu_t) G / (1 - Π mu up to t)
+    W = (1 - lr wd) W - lr D / (√v̂ + eps)
+
+torch's class with decoupled decay and state that can be allocated before a step; psi is momentum_decay. In the paper
+error feedback does not help NAdam.
+Learning rate: near AdamW's (the paper, E).
+Links: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ, https://arxiv.org/abs/2505.01099,
+https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.algorithms import ranges
-from megatron_async.optim.algorithms.ranges import Rule
-from megatron_async.optim.algorithms.state import require_fp32
+from megatron_async.optim.hyperparameters import NON_NEGATIVE, RATES, Hyperparameters, epsilon, hyperparameter
+from megatron_async.optim.registry import OptimizerSpec, register
+from megatron_async.optim.state import EagerState, State
 
 
-class NAdam(torch.optim.NAdam):
-    """torch's NAdam.
+@dataclass(frozen=True, kw_only=True)
+class NAdamHyperparameters(Hyperparameters):
+    betas: tuple[float, float] = hyperparameter(
+        (0.99, 0.999), RATES, "rates of the first and second moment", "beta1: arXiv 2505.01099; beta2: torch"
+    )
+    eps: float = epsilon()
+    momentum_decay: float = hyperparameter(
+        4e-3, NON_NEGATIVE, "psi, how fast the momentum reaches beta1", "torch; arXiv 2505.01099's code"
+    )
 
-    Args:
-        params: fp32 parameters.
-        lr: learning rate.
-        betas: of the moments. 0.99 is what Ajanthan et al. use against delay; beta2 is torch's.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled; a step multiplies the weights by 1 - lr * weight_decay.
-        momentum_decay: how fast the momentum schedule reaches beta1: mu_t = beta1 (1 - 0.96^(t psi) / 2).
-            0.004 is torch's default and Ajanthan et al.'s.
+
+class NAdam(EagerState, torch.optim.NAdam):
+    """torch's NAdam, for fp32 parameters of any shape.
 
     Raises:
-        ValueError: listing every hyper-parameter outside its range.
+        ValueError: naming each hyper-parameter outside its range.
     """
 
-    RULES: ClassVar[dict[str, Rule]] = {
-        "lr": ranges.NON_NEGATIVE,
-        "betas": ranges.Several(2, ranges.DECAY),
-        "eps": ranges.POSITIVE,
-        "weight_decay": ranges.NON_NEGATIVE,
-        "momentum_decay": ranges.NON_NEGATIVE,
-    }
+    HYPERPARAMETERS = NAdamHyperparameters
+    STATE: ClassVar[State] = {"exp_avg": "element", "exp_avg_sq": "element"}
+    COUNTS_STEPS = True
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.99, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.1,
-        momentum_decay: float = 4e-3,
-    ) -> None:
-        values = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum_decay": momentum_decay,
-        }
-        ranges.check("NAdam", self.RULES, values)
-        super().__init__(params, lr, betas, eps, weight_decay, momentum_decay, decoupled_weight_decay=True)
+    def __init__(self, params: ParamsT, **values: Any) -> None:
+        super().__init__(params, **vars(self.HYPERPARAMETERS(**values)), decoupled_weight_decay=True)
 
     def init_state(self, param: Tensor) -> None:
-        """Allocate the state of one parameter as torch's first step would. Buffers that exist stay.
+        super().init_state(param)
+        self.state[param].setdefault("mu_product", torch.ones((), dtype=torch.float32))
 
-        Raises:
-            ValueError: the parameter is not fp32.
-        """
-        require_fp32("NAdam", param)
-        state = self.state[param]
-        if "step" in state:
-            return
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["mu_product"] = torch.ones((), dtype=torch.float32)
-        state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-
-    def init_states(self) -> None:
-        """Allocate the state of every parameter."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                self.init_state(param)
-
-    def _init_group(self, group: dict[str, Any], *args: Any) -> bool:
+    def _init_group(self, group: dict[str, Any], *args: Any) -> bool:  # type: ignore[override]
         # torch allocates where the state is empty; it is not where a correction keeps something there.
-        for param in group["params"]:
-            if param.grad is not None:
-                self.init_state(param)
-        return bool(super()._init_group(group, *args))
+        EagerState._init_group(self, group)
+        return bool(torch.optim.NAdam._init_group(self, group, *args))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # Loading moves every state tensor but "step" to the parameter's device, where torch would have to
-        # read this one back in each step.
+        # Loading moves every state tensor but "step" to the parameter's device, where torch would have to read this
+        # one back in each step.
         for entry in self.state.values():
             if "mu_product" in entry:
                 entry["mu_product"] = entry["mu_product"].cpu()
+
+
+register(OptimizerSpec("nadam", NAdam, NAdamHyperparameters, NAdam.STATE, __doc__))

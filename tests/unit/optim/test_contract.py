@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """What every optimizer promises: early state, resuming, no waiting for the device, clear refusals."""
 
-import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,18 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron_async.optim import listing
 from megatron_async.optim.algorithms import AdaMuon, Adan, Mars, MarsM, Muon, NAdam, NorMuon, Signum, Soap
-from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, find, names
-from megatron_async.optim.algorithms.ranges import Choice, Count, Range, Several, check
+from megatron_async.optim.hyperparameters import COUNT, DECAY, NON_NEGATIVE, POSITIVE, choice, several
+from megatron_async.optim.registry import OptimizerSpec, find, names, register, specs
 
 OURS = [AdaMuon, Adan, Mars, MarsM, Muon, NAdam, NorMuon, Signum, Soap]
 MATRIX_ONLY = [AdaMuon, MarsM, Muon, NorMuon, Soap]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "optimizers.md"
 
 
-def parameters(info: OptimizerInfo) -> list[Parameter]:
-    shapes: list[tuple[int, ...]] = [(6, 10), (10, 6)] + ([(5,)] if info.kind == "elementwise" else [])
+def parameters(spec: OptimizerSpec) -> list[Parameter]:
+    shapes: list[tuple[int, ...]] = [(6, 10), (10, 6)] + ([(5,)] if spec.scope != "matrix" else [])
     return [Parameter(torch.randn(shape)) for shape in shapes]
 
 
@@ -90,16 +91,16 @@ def test_megatrons_way_of_allocating_state(optimizer: Any) -> None:
     assert built.state[param]
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_resuming_gives_the_same_bits(info: OptimizerInfo) -> None:
-    params = parameters(info)
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_resuming_gives_the_same_bits(spec: OptimizerSpec) -> None:
+    params = parameters(spec)
     copies = [Parameter(param.detach().clone()) for param in params]
-    straight, first = info.build(params, lr=0.01), info.build(copies, lr=0.01)
+    straight, first = spec.build(params, lr=0.01), spec.build(copies, lr=0.01)
     train(straight, params, 12, seed=0)
 
     train(first, copies, 12, seed=0)  # 12 steps: SOAP has refreshed its basis
     saved = first.state_dict()
-    resumed = info.build(copies, lr=0.5)
+    resumed = spec.build(copies, lr=0.5)
     resumed.load_state_dict(saved)
     for param, copy in zip(params, copies, strict=True):
         for name, value in straight.state[param].items():
@@ -109,11 +110,11 @@ def test_resuming_gives_the_same_bits(info: OptimizerInfo) -> None:
     assert all(torch.equal(param, copy) for param, copy in zip(params, copies, strict=True))
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_parameters_without_a_gradient_stay(info: OptimizerInfo) -> None:
-    params = parameters(info)
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_parameters_without_a_gradient_stay(spec: OptimizerSpec) -> None:
+    params = parameters(spec)
     idle = params[0].detach().clone()
-    optimizer = info.build(params, lr=0.1)
+    optimizer = spec.build(params, lr=0.1)
     for _ in range(2):
         for param in params[1:]:
             param.grad = torch.randn(param.shape)
@@ -121,10 +122,10 @@ def test_parameters_without_a_gradient_stay(info: OptimizerInfo) -> None:
     assert torch.equal(params[0], idle) and not optimizer.state[params[0]]
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_a_step_leaves_the_gradients_alone(info: OptimizerInfo) -> None:
-    params = parameters(info)
-    optimizer = info.build(params, lr=0.1)
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_a_step_leaves_the_gradients_alone(spec: OptimizerSpec) -> None:
+    params = parameters(spec)
+    optimizer = spec.build(params, lr=0.1)
     for _ in range(2):
         grads = [torch.randn(param.shape) for param in params]
         for param, grad in zip(params, grads, strict=True):
@@ -133,14 +134,14 @@ def test_a_step_leaves_the_gradients_alone(info: OptimizerInfo) -> None:
         assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True) if p.grad is not None)
 
 
-@pytest.mark.parametrize("info", [info for info in OPTIMIZERS if info.name != "sgd"], ids=lambda info: info.name)
-def test_weight_decay_is_decoupled_and_takes_the_plain_learning_rate(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("spec", [spec for spec in specs() if spec.name != "sgd"], ids=lambda spec: spec.name)
+def test_weight_decay_is_decoupled_and_takes_the_plain_learning_rate(spec: OptimizerSpec) -> None:
     """With and without decay the weights differ by lr wd W after a step, and by nothing else."""
     weights = torch.randn(6, 10)
     ends = []
     for decay in (0.0, 0.5):
         param = Parameter(weights.clone())
-        optimizer = info.build([param], lr=0.0, weight_decay=decay)
+        optimizer = spec.build([param], lr=0.0, weight_decay=decay)
         train(optimizer, [param], 2, seed=0)
         optimizer.param_groups[0]["lr"] = 0.1
         train(optimizer, [param], 1, seed=1)
@@ -173,10 +174,10 @@ def test_reads_of_the_device_are_noticed() -> None:
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_a_step_reads_nothing_but_step_counters(info: OptimizerInfo) -> None:
-    params = parameters(info)
-    optimizer = info.build(params, lr=0.1)
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_a_step_reads_nothing_but_step_counters(spec: OptimizerSpec) -> None:
+    params = parameters(spec)
+    optimizer = spec.build(params, lr=0.1)
     train(optimizer, params, 1, seed=0)
     with reads() as read:
         train(optimizer, params, 1, seed=1)
@@ -245,25 +246,27 @@ def test_all_wrong_hyperparameters_are_named_at_once(optimizer: Any, wrong: dict
     assert sorted(named) == sorted((name, repr(value)) for name, value in wrong.items())
 
 
-@pytest.mark.parametrize("optimizer", OURS)
-def test_hyperparameters_are_keyword_only_and_all_checked(optimizer: Any) -> None:
-    arguments = dict(list(inspect.signature(optimizer).parameters.items()))
-    del arguments["params"]
-    assert all(argument.kind is inspect.Parameter.KEYWORD_ONLY for argument in arguments.values())
-    assert set(arguments) == set(optimizer.RULES)
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_hyperparameters_are_keyword_only_checked_and_explained(spec: OptimizerSpec) -> None:
+    for own in fields(spec.hyperparameters):
+        assert own.kw_only and own.metadata["help"] and own.metadata["source"], own.name
+        assert own.default in own.metadata["rule"] or own.default is None, own.name
+    with pytest.raises(TypeError, match="unexpected keyword argument 'betta'"):
+        spec.build([Parameter(torch.randn(4, 4))], betta=0.9)
 
 
-def test_ranges_know_their_ends() -> None:
-    half_open = Range(0.0, 1.0, high_open=True)
-    assert [value in half_open for value in (0.0, 0, 0.5, 1.0, -0.1, float("nan"), True, "0.5", None)] == (
-        [True] * 3 + [False] * 6
-    )
-    assert [value in Count(1) for value in (1, 7, 0, 1.0, True)] == [True, True, False, False, False]
-    assert [value in Several(2, half_open) for value in ((0, 0.9), [0.1, 0.2], (0.1,), (0.1, 1.0), 0.1)] == (
+def test_rules_know_their_ends() -> None:
+    values = (0.0, 0, 0.5, 1.0, -0.1, float("nan"), True, "0.5", None)
+    assert [value in DECAY for value in values] == [True] * 3 + [False] * 6
+    assert [value in NON_NEGATIVE for value in values] == [True] * 4 + [False] * 5
+    assert [value in POSITIVE for value in values] == [False, False, True, True] + [False] * 5
+    assert float("inf") not in NON_NEGATIVE and float("inf") not in POSITIVE
+    assert [value in COUNT for value in (1, 7, 0, 1.0, True)] == [True, True, False, False, False]
+    assert [value in several(2, DECAY) for value in ((0, 0.9), [0.1, 0.2], (0.1,), (0.1, 1.0), 0.1)] == (
         [True, True, False, False, False]
     )
-    assert "a" in Choice(("a", "b")) and "c" not in Choice(("a", "b"))
-    check("x", {"a": half_open}, {"a": 0.5})
+    assert "a" in choice("a", "b") and "c" not in choice("a", "b")
+    assert [str(rule) for rule in (choice("a", "b"), several(2, DECAY))] == ["a or b", "2 values in [0, 1)"]
 
 
 @pytest.mark.parametrize("optimizer", OURS)
@@ -284,61 +287,52 @@ def test_matrix_optimizers_refuse_other_shapes(optimizer: Any, shape: tuple[int,
         optimizer([param]).step()
 
 
-# The catalogue
+# The registry
 
 
-def test_the_catalogue_knows_every_optimizer_of_the_command_line() -> None:
+def test_the_registry_knows_every_optimizer_of_the_command_line() -> None:
     from_megatron = {"adam", "sgd", "muon", "soap", "lion"}
     ours = {"normuon", "adamuon", "nadam", "adan", "mars", "mars-m", "signum"}
-    assert set(names()) == from_megatron | ours and len(names()) == len(set(names()))
+    assert set(names()) == from_megatron | ours and names() == sorted(names())
     assert find("mars-m").optimizer is MarsM
     with pytest.raises(ValueError, match="'adamw' is unknown; choose one of adam, "):
         find("adamw")
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_the_catalogue_describes_the_state_that_is_there(info: OptimizerInfo) -> None:
-    param = Parameter(torch.randn(6, 10))
-    optimizer = info.build([param], lr=0.1)
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="'signum' is registered already"):
+        register(find("signum"))
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (7,)])
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_the_registry_describes_the_state_that_is_there(spec: OptimizerSpec, shape: tuple[int, ...]) -> None:
+    if spec.scope == "matrix" and len(shape) == 1:
+        return
+    param = Parameter(torch.randn(shape))
+    optimizer = spec.build([param], lr=0.1)
     train(optimizer, [param], 1, seed=0)
     buffers = {name: value for name, value in optimizer.state[param].items() if value.ndim > 0}
-    assert set(buffers) == set(info.state)
-    assert info.state_elements(6, 10) == sum(buffer.numel() for buffer in buffers.values())
+    assert set(buffers) <= set(spec.state) and (len(shape) == 1 or set(buffers) == set(spec.state))
+    assert spec.state_elements(shape) == sum(buffer.numel() for buffer in buffers.values())
 
 
 def test_state_is_told_in_floats_for_each_element() -> None:
-    told = {info.name: info.state_per_element for info in OPTIMIZERS}
+    told = {spec.name: spec.state_per_element for spec in specs()}
     assert told["muon"] == "1" and told["adam"] == "2" and told["mars"] == "3" and told["adan"] == "4"
     assert told["normuon"] == "1 + 1/columns"
     assert told["soap"] == "2 + 2 rows/columns + 2 columns/rows"
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_the_catalogues_arguments_are_the_classes(info: OptimizerInfo) -> None:
-    arguments = set(inspect.signature(info.optimizer).parameters)
-    assert set(info.hyperparameters) <= arguments - {"params", "lr"}
-    assert all(parameter.source and parameter.range for parameter in info.hyperparameters.values())
-    assert info.links and info.update and info.learning_rate
+@pytest.mark.parametrize("spec", specs(), ids=names())
+def test_an_optimizer_is_described_in_full(spec: OptimizerSpec) -> None:
+    text = "\n".join(spec.text)
+    assert text.split("\n")[0].endswith(".")
+    assert "\n    W = " in text and "\nLearning rate: " in text and "\nLinks: https://" in text
 
 
-@pytest.mark.parametrize("optimizer", OURS)
-def test_the_catalogue_holds_the_defaults_of_our_classes(optimizer: Any) -> None:
-    (info,) = (info for info in OPTIMIZERS if info.optimizer is optimizer)
-    signature = inspect.signature(optimizer).parameters
-    assert {name: parameter.default for name, parameter in info.hyperparameters.items()} == {
-        name: argument.default for name, argument in signature.items() if name not in ("params", "lr")
-    }
-
-
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_the_document_says_what_the_catalogue_says(info: OptimizerInfo) -> None:
+def test_the_documentation_has_the_tables_of_the_code() -> None:
+    """`python tools/document_optimizers.py` writes them."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    section = text.split(f"\n### {info.name}\n")[1].split("\n## ")[0].split("\n### ")[0]
-    assert info.summary in section
-    assert "\n".join(f"    {line}" for line in info.update) in section
-    for name, (default, allowed, source) in info.hyperparameters.items():
-        assert f"| `{name}` | {default} | {allowed} | {source} |" in section
-    for link in info.links:
-        assert link in section
-    scope = {"matrix": "hidden matrices", "elementwise": "all parameters"}[info.kind]
-    assert f"| `{info.name}` | {scope} | {', '.join(info.state)} | {info.state_per_element} |" in text
+    begin, end = listing.MARKERS
+    assert text.split(begin)[1].split(end)[0].strip() == listing.markdown()

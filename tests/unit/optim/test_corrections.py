@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, find, names
 from megatron_async.optim.corrections import (
     PREVIOUS_UPDATE,
     Correction,
@@ -21,6 +20,7 @@ from megatron_async.optim.corrections import (
     WeightPrediction,
 )
 from megatron_async.optim.corrections.base import remember
+from megatron_async.optim.registry import OptimizerSpec, find, names, specs
 from megatron_async.optim.step import MasterStep, StepContext, parts, pieces
 
 CLASSES = [ErrorFeedback, WeightPrediction, UpdatedWeightPrediction, DelayCompensation, GradientErrorFeedback]
@@ -95,9 +95,9 @@ def test_weight_prediction_by_hand(updated: bool) -> None:
     assert run_delayed(kind, 0.7, MU) == pytest.approx(seen, rel=1e-12)
 
 
-def build(info: OptimizerInfo) -> tuple[list[Parameter], torch.optim.Optimizer]:
+def build(info: OptimizerSpec) -> tuple[list[Parameter], torch.optim.Optimizer]:
     torch.manual_seed(3)
-    shapes = [(6, 10), (10, 6)] + ([(5,)] if info.kind == "elementwise" else [])
+    shapes = [(6, 10), (10, 6)] + ([(5,)] if info.scope != "matrix" else [])
     params = [Parameter(torch.randn(shape)) for shape in shapes]
     extra = {"momentum": 0.9, "weight_decay": 0.1} if info.name == "sgd" else {}
     return params, info.build(params, lr=0.01, **extra)
@@ -118,8 +118,8 @@ def steps(
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_strength_zero_is_no_correction_to_the_last_bit(info: OptimizerInfo, kind: type[Correction]) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_strength_zero_is_no_correction_to_the_last_bit(info: OptimizerSpec, kind: type[Correction]) -> None:
     params, optimizer = build(info)
     others, corrected = build(info)
     correction = kind([corrected], 0.0)
@@ -128,8 +128,8 @@ def test_strength_zero_is_no_correction_to_the_last_bit(info: OptimizerInfo, kin
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_error_feedback_for_every_optimizer(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_error_feedback_for_every_optimizer(info: OptimizerSpec) -> None:
     """W_(b+1) = W_b - u_b - k (u_b - u_(b-1)), u from a twin whose weights are set to W_b before each step."""
     params, optimizer = build(info)
     twins, twin = build(info)
@@ -153,8 +153,8 @@ def test_error_feedback_for_every_optimizer(info: OptimizerInfo) -> None:
         last = updates
 
 
-@pytest.mark.parametrize("info", [info for info in OPTIMIZERS if info.name != "soap"], ids=lambda info: info.name)
-def test_weight_prediction_is_error_feedback_up_to_the_first_update(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("info", [info for info in specs() if info.name != "soap"], ids=lambda info: info.name)
+def test_weight_prediction_is_error_feedback_up_to_the_first_update(info: OptimizerSpec) -> None:
     """The same gradients, no decay: the weights differ by k u_0 from the second step on."""
     ends = []
     for kind in (ErrorFeedback, WeightPrediction):
@@ -173,8 +173,8 @@ def test_weight_prediction_is_error_feedback_up_to_the_first_update(info: Optimi
     torch.testing.assert_close(ends[0] - ends[1], 0.5 * first, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_a_second_evaluation_leaves_the_state_of_the_first(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_a_second_evaluation_leaves_the_state_of_the_first(info: OptimizerSpec) -> None:
     params, optimizer = build(info)
     others, twin = build(info)
     steps(params, optimizer, UpdatedWeightPrediction([optimizer], 1.0), 3)
@@ -233,8 +233,8 @@ def test_without_delay_nothing_is_predicted(kind: type[Correction]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_pieces_change_nothing(info: OptimizerInfo, kind: type[Correction]) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_pieces_change_nothing(info: OptimizerSpec, kind: type[Correction]) -> None:
     whole, optimizer = build(info)
     steps(whole, optimizer, kind([optimizer], 1.0), 4)
     single, in_pieces = build(info)
@@ -260,8 +260,8 @@ class Sizes(Correction):
         remember(optimizer, params, [torch.zeros_like(param) for param in params])
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_a_correction_is_given_pieces(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_a_correction_is_given_pieces(info: OptimizerSpec) -> None:
     params, optimizer = build(info)
     sizes = Sizes([optimizer])
     steps(params, optimizer, sizes, 2, piece=32)

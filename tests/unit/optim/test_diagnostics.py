@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, OptimizerInfo, names
 from megatron_async.optim.corrections import ErrorFeedback
+from megatron_async.optim.registry import OptimizerSpec, names, specs
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.optim.step import MasterStep, Piece, StepContext, parts
 from megatron_async.reference.ablations import DelayedFirstMomentStep
 from megatron_async.reference.staleness import Replay, compare, trial_update
 
 
-@pytest.mark.parametrize("info", OPTIMIZERS, ids=names())
-def test_a_trial_changes_nothing_and_tells_the_next_update(info: OptimizerInfo) -> None:
+@pytest.mark.parametrize("info", specs(), ids=names())
+def test_a_trial_changes_nothing_and_tells_the_next_update(info: OptimizerSpec) -> None:
     param = Parameter(torch.randn(6, 10))
     optimizer = info.build([param], lr=0.01)
     step = MasterStep([optimizer], parts(correction=ErrorFeedback([optimizer], 1.0)))

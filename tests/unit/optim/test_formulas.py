@@ -19,8 +19,8 @@ from megatron_async.optim.algorithms import (
     NorMuon,
     Signum,
     Soap,
-    catalogue,
 )
+from megatron_async.optim.registry import find
 
 Array = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def adam_direction(m: Array, v: Array, t: int, betas: tuple[float, float]) -> Ar
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_adamw_of_the_catalogue(shape: tuple[int, ...]) -> None:
+def test_adamw_of_the_registry(shape: tuple[int, ...]) -> None:
     param = start(shape)
     w = param.detach().double().numpy()
     m = v = np.zeros(shape)
@@ -86,7 +86,7 @@ def test_adamw_of_the_catalogue(shape: tuple[int, ...]) -> None:
     for t, g in enumerate(grads, 1):
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
         w = (1 - LR * DECAY) * w - LR * adam_direction(m, v, t, (0.9, 0.95))
-    assert_equal_weights(run(catalogue.find("adam").build([param], lr=LR), param, grads), w)
+    assert_equal_weights(run(find("adam").build([param], lr=LR), param, grads), w)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -159,7 +159,7 @@ def test_signum(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lion_of_the_catalogue(shape: tuple[int, ...]) -> None:
+def test_lion_of_the_registry(shape: tuple[int, ...]) -> None:
     param = start(shape)
     w = param.detach().double().numpy()
     m = np.zeros(shape)
@@ -167,7 +167,7 @@ def test_lion_of_the_catalogue(shape: tuple[int, ...]) -> None:
     for g in grads:
         w = (1 - LR * 0.5) * w - LR * np.sign(0.9 * m + 0.1 * g)
         m = 0.99 * m + 0.01 * g
-    assert_equal_weights(run(catalogue.find("lion").build([param], lr=LR), param, grads), w)
+    assert_equal_weights(run(find("lion").build([param], lr=LR), param, grads), w)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -187,7 +187,7 @@ def test_nadam(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sgd_of_the_catalogue(shape: tuple[int, ...]) -> None:
+def test_sgd_of_the_registry(shape: tuple[int, ...]) -> None:
     param = start(shape)
     w = param.detach().double().numpy()
     m = np.zeros(shape)
@@ -195,7 +195,7 @@ def test_sgd_of_the_catalogue(shape: tuple[int, ...]) -> None:
     for g in grads:
         m = 0.9 * m + g + DECAY * w
         w = w - LR * m
-    assert_equal_weights(run(catalogue.find("sgd").build([param], lr=LR), param, grads), w)
+    assert_equal_weights(run(find("sgd").build([param], lr=LR), param, grads), w)
 
 
 # Matrix optimizers

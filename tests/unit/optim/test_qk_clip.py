@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from megatron_async.optim import qk_clip
+from megatron_async.optim import qk_clip, rules
 from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, row_factors
 from megatron_async.optim.step import MasterStep, StepContext, parts
 
@@ -217,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ("changes", "text"), REFUSED, ids=lambda value: "" if isinstance(value, str) else str([*value])
 )
 def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
-    (problem,) = qk_clip.problems(options(**changes), frozenset())  # type: ignore[arg-type]
+    (problem,) = rules.qk_clip_problems(options(**changes), frozenset())  # type: ignore[arg-type]
     assert text in problem
 
 
@@ -234,9 +234,9 @@ def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
     ],
 )
 def test_what_is_not(changes: dict[str, Any]) -> None:
-    assert list(qk_clip.problems(options(**changes), frozenset())) == []  # type: ignore[arg-type]
+    assert list(rules.qk_clip_problems(options(**changes), frozenset())) == []  # type: ignore[arg-type]
 
 
 def test_options_without_the_clip_would_be_ignored() -> None:
-    found = list(qk_clip.problems(options(qk_clip=False), frozenset({"qk_clip_alpha", "qk_clip_threshold"})))  # type: ignore[arg-type]
+    found = list(rules.qk_clip_problems(options(qk_clip=False), frozenset({"qk_clip_alpha", "qk_clip_threshold"})))  # type: ignore[arg-type]
     assert [problem.split()[0] for problem in found] == ["--qk-clip-alpha", "--qk-clip-threshold"]

@@ -17,7 +17,7 @@ from megatron_async import platform
 platform.activate("cpu")
 
 from megatron_async.config import arguments  # noqa: E402
-from megatron_async.optim.algorithms import catalogue  # noqa: E402
+from megatron_async.optim import registry  # noqa: E402
 from megatron_async.planning.estimate import plan  # noqa: E402
 from megatron_async.schedules import SCHEDULES  # noqa: E402
 
@@ -105,7 +105,7 @@ def test_a_layout_of_another_schedule_is_balanced(name, schedule, monkeypatch):
 @pytest.mark.parametrize(("number", "name"), enumerate(DEVICES))
 @pytest.mark.parametrize(("index", "delay"), enumerate(DELAYS))
 def test_every_optimizer_and_delay(number, name, index, delay, monkeypatch):
-    for optimizer in catalogue.names()[(number + index) % 4 :: 4]:
+    for optimizer in registry.names()[(number + index) % 4 :: 4]:
         more = f"--optimizer {optimizer} {delay}"
         if "pipedream" in delay and "moe" in name:
             with pytest.raises(arguments.ArgumentProblems, match=UNTESTED):

@@ -2,15 +2,17 @@
 """Roles of parameters, who steps on them, and the hyper-parameters of the command line."""
 
 import io
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-from megatron_async.optim import roles, settings
-from megatron_async.optim.algorithms.catalogue import OPTIMIZERS, find, names
-from megatron_async.optim.roles import Assignment, Owned, check_ownership, parse_overrides, role_of, table
+from megatron_async.optim import listing, options, ownership, param_groups
+from megatron_async.optim.ownership import Owned, table
+from megatron_async.optim.param_groups import Assignment, parse_overrides, role_of
+from megatron_async.optim.registry import find, names, specs
 
 # Megatron's names in a hybrid mixture of experts, with shapes.
 NAMES = {
@@ -49,13 +51,13 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_roles_of_megatrons_names(name: str, prefix: str) -> None:
     shape, expected = NAMES[name]
-    assert role_of(prefix + name, torch.empty(shape)).name == expected
+    assert role_of(prefix + name, torch.empty(shape)) == expected
 
 
 def test_the_copy_of_a_tied_embedding_is_an_embedding() -> None:
     param = torch.empty(64, 8)
     param.shared_embedding = True  # type: ignore[attr-defined]
-    assert role_of("output_layer.weight", param).name == "embedding"
+    assert role_of("output_layer.weight", param) == "embedding"
 
 
 def test_matrix_optimizers_leave_the_rest_to_another() -> None:
@@ -67,7 +69,7 @@ def test_matrix_optimizers_leave_the_rest_to_another() -> None:
     assert chosen.used() == ["normuon", "adam", "lion"]
 
 
-@pytest.mark.parametrize("name", [info.name for info in OPTIMIZERS if info.kind == "elementwise"])
+@pytest.mark.parametrize("name", [spec.name for spec in specs() if spec.scope != "matrix"])
 def test_elementwise_optimizers_take_everything(name: str) -> None:
     assert Assignment(name, "adam", {}).used() == [name]
 
@@ -86,17 +88,14 @@ def config(**values: object) -> SimpleNamespace:
 
 
 def test_rows_of_fused_weights() -> None:
-    qkv, delta, plain = (
-        next(role for role in roles.ROLES if role.name == name) for name in ("qkv", "delta-in", "matrix")
-    )
-    module = torch.nn.Module()
-    assert roles.fused_rows(qkv, module, config()) == (16, 4, 4)
-    assert roles.fused_rows(qkv, module, config(attention_output_gate=True)) == (16, 16, 4, 4)
-    assert roles.fused_rows(plain, module, config()) == ()
+    module, fused_rows = torch.nn.Module(), param_groups.fused_rows
+    assert fused_rows("qkv", module, config()) == (16, 4, 4)
+    assert fused_rows("qkv", module, config(attention_output_gate=True)) == (16, 16, 4, 4)
+    assert fused_rows("matrix", module, config()) == ()
     with pytest.raises(ValueError, match="--optimizer-for delta-in=adam"):
-        roles.fused_rows(delta, module, config())
+        fused_rows("delta-in", module, config())
     module.in_proj_split_sections = (8, 8, 16, 16, 4, 4)  # type: ignore[assignment]
-    assert roles.fused_rows(delta, module, config()) == (8, 8, 16, 16, 4, 4)
+    assert fused_rows("delta-in", module, config()) == (8, 8, 16, 16, 4, 4)
 
 
 def owned(name: str, role: str, optimizer: str = "adam", owners: int = 1, elements: int = 10) -> Owned:
@@ -107,20 +106,20 @@ def test_ownership_on_every_stage() -> None:
     chosen = Assignment("muon", "adam", {})
     first = [owned("a", "matrix", "muon"), owned("tied", "embedding")]
     second = [owned("b", "matrix", "muon"), owned("tied", "embedding")]
-    assert check_ownership([first, second], chosen) == []
-    assert check_ownership([[*first, owned("c", "norm", owners=0)], second], chosen) == ["no optimizer steps on c"]
+    assert ownership.check([first, second], chosen) == []
+    assert ownership.check([[*first, owned("c", "norm", owners=0)], second], chosen) == ["no optimizer steps on c"]
     assert (
         "rank 1: 2 optimizers step on b"
-        in check_ownership([first, [owned("b", "matrix", "muon", owners=2)]], chosen)[0]
+        in ownership.check([first, [owned("b", "matrix", "muon", owners=2)]], chosen)[0]
     )
     # Dealt out to data-parallel ranks: one owner among them is enough.
-    assert check_ownership([[owned("a", "matrix", "muon", owners=0)], [owned("a", "matrix", "muon")]], chosen) == []
+    assert ownership.check([[owned("a", "matrix", "muon", owners=0)], [owned("a", "matrix", "muon")]], chosen) == []
 
 
 def test_assignments_that_match_nothing() -> None:
-    (problem,) = check_ownership([[owned("a", "matrix", "muon")]], Assignment("muon", "adam", {"router": "lion"}))
+    (problem,) = ownership.check([[owned("a", "matrix", "muon")]], Assignment("muon", "adam", {"router": "lion"}))
     assert problem == "--optimizer-for router=lion: the model has no parameter of that role. It has: matrix"
-    (problem,) = check_ownership([[owned("a", "norm")]], Assignment("muon", "adam", {}))
+    (problem,) = ownership.check([[owned("a", "norm")]], Assignment("muon", "adam", {}))
     assert problem.startswith("--optimizer muon: the model has no parameter for it. It steps on: expert, qkv, ")
 
 
@@ -129,10 +128,11 @@ def test_the_table_counts_every_parameter_once() -> None:
         [owned("a", "matrix", "muon", elements=6), owned("tied", "embedding"), owned("n", "norm")],
         [owned("a", "matrix", "muon", elements=6, owners=0), owned("b", "matrix", "muon"), owned("tied", "embedding")],
     ]
-    assert [(row.role, row.count, row.elements) for row in table(ranks)] == [
-        ("embedding", 1, 10),
-        ("norm", 1, 10),
-        ("matrix", 2, 16),
+    role, count, elements = (list(column.cells) for column in table(ranks).columns[:3])
+    assert list(zip(role, count, elements, strict=True)) == [
+        ("embedding", "1", "10"),
+        ("norm", "1", "10"),
+        ("matrix", "2", "16"),
     ]
 
 
@@ -140,7 +140,7 @@ def test_the_table_counts_every_parameter_once() -> None:
 
 
 def test_flags_of_all_hyperparameters() -> None:
-    flags = [setting.flag for setting in settings.all_settings()]
+    flags = [option.flag for option in options.all_options()]
     assert len(flags) == len(set(flags))
     expected = {
         "--normuon-beta2", "--adan-beta3", "--mars-1d-beta2", "--mars-m-gamma", "--soap-shampoo-beta", "--lion-beta1",
@@ -148,22 +148,22 @@ def test_flags_of_all_hyperparameters() -> None:
     }  # fmt: skip
     assert expected <= set(flags)
     assert len(flags) == sum(
-        len(value.default) if isinstance(value.default, tuple) else 1
-        for info in OPTIMIZERS
-        for name, value in info.hyperparameters.items()
-        if name != "weight_decay"
+        len(own.default) if isinstance(own.default, tuple) else 1
+        for spec in specs()
+        for own in fields(spec.hyperparameters)
+        if own.name not in ("lr", "weight_decay")
     )
 
 
 def test_weight_decays_of_the_paper() -> None:
-    assert settings.default_weight_decay("lion") == 0.5 and settings.default_weight_decay("muon") == 0.1
+    assert [find(name).hyperparameters().weight_decay for name in ("lion", "muon")] == [0.5, 0.1]
 
 
 def test_the_list_names_every_optimizer_and_option() -> None:
     text = io.StringIO()
-    settings.print_list(Console(file=text, width=240))
+    listing.print_list(Console(file=text, width=240))
     for name in names():
         assert f"│ {name} " in text.getvalue()
-    for setting in settings.all_settings():
-        assert setting.flag in text.getvalue()
-    assert all(line in text.getvalue() for line in find("adam").update)
+    for option in options.all_options():
+        assert option.flag in text.getvalue()
+    assert all(line.strip() in text.getvalue() for line in find("adam").text)

@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from megatron_async.optim import sharded
-from megatron_async.optim.sharded import LAYOUT, SHARDED, Layout, ShardedMars, ShardedMuon, check_layout
+from megatron_async.optim import layout as layout_module
+from megatron_async.optim.algorithms import Mars, Muon
+from megatron_async.optim.layout import LAYOUT, Layout
+from megatron_async.optim.param_groups import layouts
+from megatron_async.optim.registry import find
 
 MATRIX = ["muon", "normuon", "adamuon", "mars-m"]
 STEPS = 3
@@ -61,8 +64,10 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     group = Ranks(2)
-    monkeypatch.setattr(sharded.dist, "all_gather", lambda parts, x, group: group.all_gather(parts, x))
-    monkeypatch.setattr(sharded.dist, "all_reduce", lambda x, op=dist.ReduceOp.SUM, group=None: group.all_reduce(x, op))
+    monkeypatch.setattr(layout_module.dist, "all_gather", lambda parts, x, group: group.all_gather(parts, x))
+    monkeypatch.setattr(
+        layout_module.dist, "all_reduce", lambda x, op=dist.ReduceOp.SUM, group=None: group.all_reduce(x, op)
+    )
     return group
 
 
@@ -71,15 +76,13 @@ def gradients(shape: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(STEPS)]
 
 
-def step(name: str, start: Tensor, grads: Sequence[Tensor], layout: Layout, **attributes: Any) -> Tensor:
+def step(name: str, start: Tensor, grads: Sequence[Tensor], layout: Layout) -> Tensor:
     """The weights after some steps."""
     param = Parameter(start.clone())
     setattr(param, LAYOUT, layout)
     # Full precision: in bf16 a norm summed in another order may round differently.
     precise = {"fp32_matmul_prec": "highest"} if name in MATRIX else {}
-    optimizer = SHARDED[name]([param], lr=0.1, **precise)
-    for attribute, value in attributes.items():
-        setattr(optimizer, attribute, value)
+    optimizer = find(name).build([param], lr=0.1, **precise)
     for grad in grads:
         param.grad = grad.clone()
         optimizer.step()
@@ -142,6 +145,8 @@ def test_a_stack_of_experts_is_its_matrices(name: str) -> None:
 @pytest.mark.parametrize("shape", [(16, 12), (12, 16), (64, 16)])
 def test_a_cut_matrix_takes_the_step_of_the_whole(ranks: Ranks, name: str, dim: int, shape: tuple[int, int]) -> None:
     start, grads = torch.randn(shape), gradients(shape)
+    # Two magnitudes: a rank that scales by its own would be noticed.
+    grads = [torch.cat([grad.chunk(2, dim)[0], 100 * grad.chunk(2, dim)[1]], dim) for grad in grads]
     whole = step(name, start, grads, Layout())
     layout = Layout(shards=ranks, dim=dim)  # type: ignore[arg-type]
     parts = ranks.run(
@@ -164,19 +169,14 @@ def test_a_cut_fused_projection_takes_the_step_of_the_whole(ranks: Ranks, name: 
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MATRIX)
-def test_blockwise_takes_each_shard_for_a_matrix(ranks: Ranks, name: str) -> None:
-    start, grads = torch.randn(16, 12), gradients((16, 12))
-    layout = Layout(shards=ranks, dim=0)  # type: ignore[arg-type]
-    parts = ranks.run(
-        lambda rank: step(
-            name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], layout, tp_mode="blockwise"
-        ),
-        [0, 1],
+@pytest.mark.parametrize("gather", [True, False], ids=["duplicated", "blockwise"])
+def test_blockwise_takes_each_shard_for_a_matrix(ranks: Ranks, gather: bool) -> None:
+    model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"linear_fc2": torch.nn.Linear(12, 16)})})
+    ((name, param, layout),) = layouts(
+        model, None, lambda param: (ranks, 1), ["matrix"], split_fused=True, gather=gather
     )
-    for rank in (0, 1):
-        alone = step(name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], Layout())
-        torch.testing.assert_close(parts[rank], alone, rtol=0, atol=0)
+    assert (name, param.shape) == ("mlp.linear_fc2.weight", (16, 12))
+    assert layout == (Layout(shards=ranks, dim=1) if gather else Layout())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6])
@@ -198,21 +198,20 @@ def test_the_step_does_not_depend_on_the_scale_of_the_gradient(scale: float, lay
     ],
 )
 def test_the_extra_scale_factor(mode: str, factor: float | None, expected: float) -> None:
-    optimizer = ShardedMuon([Parameter(torch.zeros(64, 16))], scale_mode=mode)  # type: ignore[arg-type]
-    optimizer.extra_scale_factor = factor
+    optimizer = Muon([Parameter(torch.zeros(64, 16))], scale_mode=mode, extra_scale_factor=factor)
     assert optimizer.scale(64, 16) == pytest.approx(expected)
 
 
 def test_layouts_that_do_not_fit_are_refused() -> None:
-    check_layout("w", (24, 8), Layout(rows=(8, 2, 2)))
+    Layout(rows=(8, 2, 2)).check("w", (24, 8))
     with pytest.raises(ValueError, match=r"18 rows.*not a multiple.*12 rows.*--optimizer-for"):
-        check_layout("w", (18, 8), Layout(rows=(8, 2, 2)))
+        Layout(rows=(8, 2, 2)).check("w", (18, 8))
     with pytest.raises(ValueError, match="a stack of matrices"):
-        check_layout("w", (3, 24, 8), Layout(rows=(8, 2, 2)))
+        Layout(rows=(8, 2, 2)).check("w", (3, 24, 8))
 
 
 def test_mars_needs_no_layout() -> None:
     param = Parameter(torch.ones(3, 4))
     param.grad = torch.ones(3, 4)
-    ShardedMars([param], lr=0.1).step()
+    Mars([param], lr=0.1).step()
     assert torch.isfinite(param).all()

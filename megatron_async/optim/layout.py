@@ -1,0 +1,89 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Matrices inside weights that are fused, stacked or cut into tensor-parallel shards.
+
+A matrix optimizer treats every matrix of a weight by itself and as a whole: shards are gathered first, so that the
+update does not depend on the tensor-parallel size. Norms and means over a matrix are reduced over its shards too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+LAYOUT = "matrix_layout"
+"""Attribute of a parameter that holds its `Layout`; the fp32 master copy of a parameter needs it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The matrices in a weight of shape (rows, columns), or (stack, rows, columns).
+
+    Attributes:
+        rows: rows of each fused matrix in one repetition, on this rank; empty for a weight that is one matrix. A
+            weight whose rows are q k v q k v has two repetitions, and its q is one matrix of both parts.
+        shards: process group over which every matrix is cut, None where this rank holds all of it.
+        dim: axis of the cut, 0 for rows (outputs) and 1 for columns (inputs).
+    """
+
+    rows: tuple[int, ...] = ()
+    shards: dist.ProcessGroup | None = None
+    dim: int = 0
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a weight that the layout does not fit.
+
+        Raises:
+            ValueError: the rows do not repeat a whole number of times, or a stack of matrices is fused or cut.
+        """
+        if len(shape) == 3 and (self.rows or self.shards is not None):
+            raise ValueError(f"{name}: a stack of matrices, shape {shape}, cannot be cut over tensor-parallel ranks.")
+        if self.rows and shape[0] % sum(self.rows):
+            raise ValueError(
+                f"{name}: {shape[0]} rows on this rank are not a multiple of its fused blocks {self.rows} = "
+                f"{sum(self.rows)} rows. Use a tensor-parallel size that divides the number of key/value groups, or "
+                "send the fused projection to Adam (--optimizer-for)."
+            )
+
+    def matrices(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Views of each matrix in a tensor that has the weight's rows; all axes but the last one are rows."""
+        if x.ndim == 3:
+            return x.unbind(0)
+        if not self.rows:
+            return (x,)
+        return tuple(x.view(-1, sum(self.rows), x.size(-1)).split(list(self.rows), dim=1))
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum of a value over the shards, in place."""
+        if self.shards is not None:
+            dist.all_reduce(value, group=self.shards)
+        return value
+
+    def mean(self, value: Tensor, *, of_rows: bool = False) -> Tensor:
+        """Average of a mean over the shards; the mean of each row is complete where the weight is cut by rows."""
+        if self.shards is None or (of_rows and self.dim == 0):
+            return value
+        return self.total(value) / self.shards.size()
+
+    def apply(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The function of each whole matrix, or of the whole stack; returns this rank's part of the results."""
+        if not self.rows:
+            return self._gathered(function, x)
+        result = torch.empty_like(x)
+        for target, matrix in zip(self.matrices(result), self.matrices(x), strict=True):
+            target.copy_(self._gathered(function, matrix.reshape(-1, x.size(-1))).view(matrix.shape))
+        return result
+
+    def _gathered(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.shards is None:
+            return function(x)
+        parts = [torch.empty_like(x) for _ in range(self.shards.size())]
+        dist.all_gather(parts, x.contiguous(), group=self.shards)
+        return function(torch.cat(parts, dim=self.dim)).chunk(len(parts), dim=self.dim)[self.shards.rank()]
+
+
+def layout_of(param: Tensor) -> Layout:
+    """The layout of a parameter; one that was given none is one matrix, whole on this rank."""
+    layout = getattr(param, LAYOUT, None)
+    return layout if isinstance(layout, Layout) else Layout()
