@@ -15,12 +15,7 @@ from megatron_async.planning.parameters import Chunk
 
 @dataclass(frozen=True, slots=True)
 class ActivationModel:
-    """Sizes that a run's activations depend on; channel counts are per token and rank.
-
-    Attributes:
-        args: checked arguments.
-        linear, experts: for each layer, whether its attention is linear and whether it has experts.
-    """
+    """Activations of a run; `linear`, `experts`: for each layer, whether it has linear attention and experts."""
 
     args: argparse.Namespace
     linear: list[int]

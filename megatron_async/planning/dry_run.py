@@ -4,12 +4,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from megatron_async.checkpoint.compatibility import arguments_as_json
 from megatron_async.planning import memory, parameters
 from megatron_async.planning.estimate import Plan, plan
 from megatron_async.schedules import StageCosts, make_schedule, simulate
@@ -17,16 +19,8 @@ from megatron_async.schedules.render import to_json, to_text
 
 _WIDTH = 160
 _LARGEST_PICTURE = 48  # micro-batches of a timeline that still reads well
-_HEADINGS = {
-    "weights": "weights",
-    "second_weight_version": "2nd version",
-    "gradients": "gradients",
-    "second_gradient_generation": "2nd gradients",
-    "optimizer_state": "optimizer",
-    "error_feedback": "feedback",
-    "activations": "activations",
-}
-_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_AMOUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -62,35 +56,20 @@ def as_json(args: argparse.Namespace, result: Plan) -> dict[str, Any]:
         "flops_per_token": result.flops_per_token,
         "seconds_per_batch": result.seconds_per_batch,
         "assumptions": result.assumptions,
-        "arguments": plain(vars(args)),
+        "arguments": arguments_as_json(args),
     }
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON values; what JSON does not have is written as text."""
-    return {name: _plain(value) for name, value in sorted(values.items()) if not name.startswith("_")}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
 def amount(count: float) -> str:
-    """A number of parameters for people: 134.5M, 10.12B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count >= size:
-            return f"{count / size:.4g}{unit}"
-    return f"{count:.0f}"
+    """A number of parameters: 134.5M, 10.12B."""
+    unit, name = next(scale for scale in _AMOUNTS if count >= scale[0] or scale[0] == 1)
+    return f"{count / unit:.4g}{name}"
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
-    for unit, name in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} B"
+    """A number of bytes: 3.2 GiB."""
+    unit, name = next(scale for scale in _SIZES if count >= scale[0] or scale[0] == 1)
+    return f"{count / unit:.{0 if unit == 1 else 1}f} {name}"
 
 
 def _parameter_table(args: argparse.Namespace, result: Plan) -> Table:
@@ -115,7 +94,7 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
     for heading in ("stage", "layers", "parameters"):
         table.add_column(heading, justify="right", no_wrap=True)
     kinds = [kind for kind in memory.KINDS if any(held[kind] for held in result.bytes_by_kind)]
-    for heading in [*(_HEADINGS[kind] for kind in kinds), "total"]:
+    for heading in [*(memory.KINDS[kind] for kind in kinds), "total"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for index, (stage, held) in enumerate(zip(result.stages, result.bytes_by_kind, strict=True)):
         whole = sum(parameters.count_by_kind(stage.parameters).values())
@@ -126,13 +105,8 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
 
 def ranges(numbers: Sequence[int]) -> str:
     """0,1,2,6,7 -> "0-2, 6-7"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _picture(result: Plan) -> str:

@@ -22,24 +22,22 @@ _BATCHES = 5  # enough for a steady state between filling and draining the pipe
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will hold and take.
+    """The estimates of a run.
 
     Attributes:
         stages: parameters and layers of each pipeline stage, from Megatron's own modules.
         by_kind: parameters of the whole model by kind.
-        total, active: parameters, and those that take part in one token.
+        active: parameters that take part in one token.
         flops_per_token: forward and backward, by Megatron's count.
         microbatches: per batch and pipeline.
         schedule, simulated: a few batches of it, in seconds.
-        bytes_by_kind: for each stage, on every rank.
+        bytes_by_kind: on every rank of each stage.
         seconds_per_batch: estimate.
-        flops_per_second: of a device, assumed.
         assumptions: one sentence each.
     """
 
     stages: list[Stage]
     by_kind: dict[str, int]
-    total: int
     active: int
     flops_per_token: float
     microbatches: int
@@ -47,8 +45,12 @@ class Plan:
     simulated: SimulationResult
     bytes_by_kind: list[dict[str, int]]
     seconds_per_batch: float
-    flops_per_second: float
     assumptions: list[str]
+
+    @property
+    def total(self) -> int:
+        """Parameters of the whole model."""
+        return sum(self.by_kind.values())
 
 
 def plan(args: argparse.Namespace, flops_per_second: float | None = None) -> Plan:
@@ -56,7 +58,7 @@ def plan(args: argparse.Namespace, flops_per_second: float | None = None) -> Pla
 
     Args:
         args: as `arguments.parse` returns them for a dry run.
-        flops_per_second: what a device computes in use; None assumes a figure.
+        flops_per_second: of a device in use; None assumes a figure.
     """
     speed = flops_per_second or (GPU_FLOPS if args.device == "cuda" else CPU_FLOPS)
     parts = stages(args)
@@ -64,28 +66,19 @@ def plan(args: argparse.Namespace, flops_per_second: float | None = None) -> Pla
     flops = float(num_floating_point_operations(args, 1))
     microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
     batches = _BATCHES * (args.pipeline_model_parallel_size if schedule_of(args).update_per_microbatch else 1)
-    schedule = make_schedule(
-        args.pipeline_schedule,
-        stages=args.pipeline_model_parallel_size,
-        microbatches=microbatches,
-        batches=batches,
-    )
+    schedule = make_schedule(args.pipeline_schedule, args.pipeline_model_parallel_size, microbatches, batches)
     simulated = simulate(schedule, _costs(args, parts, flops, speed))
     activations = ActivationModel.of(args)
     return Plan(
         stages=parts,
         by_kind=by_kind,
-        total=sum(by_kind.values()),
         active=active(by_kind, args.num_experts, args.moe_router_topk),
         flops_per_token=flops / args.seq_length,
         microbatches=microbatches,
         schedule=schedule,
         simulated=simulated,
-        bytes_by_kind=[
-            memory.stage_bytes(args, stage, index, simulated, activations) for index, stage in enumerate(parts)
-        ],
+        bytes_by_kind=[memory.stage_bytes(args, parts[i], i, simulated, activations) for i in range(len(parts))],
         seconds_per_batch=_seconds_per_batch(args, schedule, simulated),
-        flops_per_second=speed,
         assumptions=_assumptions(args, speed),
     )
 

@@ -3,7 +3,6 @@
 
 import argparse
 import gc
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,31 +18,7 @@ from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
 from megatron_async.mcore.training import GPTModelConfig
 from megatron_async.models import gpt
 from megatron_async.models.naming import global_names
-
-KINDS = (
-    "embedding",
-    "attention",
-    "linear_attention",
-    "feed_forward",
-    "router",
-    "experts",
-    "shared_expert",
-    "norm",
-    "head",
-)
-
-# The first match decides.
-_PATTERNS = (
-    (r"^embedding\.", "embedding"),
-    (r"layernorm|layer_norm|\.out_norm\.|final_norm", "norm"),
-    (r"^output_layer\.", "head"),
-    (r"\.mlp\.router\.", "router"),
-    (r"\.mlp\.shared_experts\.", "shared_expert"),
-    (r"\.mlp\.experts\.", "experts"),
-    (r"\.mlp\.", "feed_forward"),
-    (r"\.self_attention\.(in_proj|out_proj|conv1d|A_log|dt_bias)", "linear_attention"),
-    (r"\.self_attention\.", "attention"),
-)
+from megatron_async.optim.param_groups import KINDS, classify
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +27,15 @@ class Parameter:
 
     Attributes:
         name: in the whole model.
-        kind: one of KINDS.
+        role: its parameter group.
+        kind: part of the model, one of KINDS.
         shape: of this rank's part.
-        copies: how often its size counts in the whole model: tensor ranks that hold parts, times expert ranks that
-            hold other experts.
-        duplicate: whether the stage holds it as a second copy (head of a model with tied embeddings).
+        copies: ranks that hold other parts of it or, for an expert, other experts.
+        duplicate: whether it is the second copy of a tied embedding.
     """
 
     name: str
+    role: str
     kind: str
     shape: tuple[int, ...]
     copies: int
@@ -77,20 +53,10 @@ class Parameter:
     def is_expert(self) -> bool:
         return self.kind == "experts"
 
-    @property
-    def is_matrix(self) -> bool:
-        """Whether optimizers for matrices step on it: hidden 2-D weights."""
-        return len(self.shape) == 2 and self.kind not in ("embedding", "head", "norm")
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A model chunk (virtual stage) of a rank.
-
-    Attributes:
-        layers: numbers of its layers, from 0.
-        parameters: what a rank holds of it.
-    """
+    """A model chunk (virtual stage) of a rank; layers are numbered from 0."""
 
     layers: tuple[int, ...]
     parameters: tuple[Parameter, ...]
@@ -98,7 +64,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What each rank of a pipeline stage holds: one chunk, or several virtual stages."""
+    """The chunks of each rank of a pipeline stage."""
 
     chunks: tuple[Chunk, ...]
 
@@ -109,18 +75,6 @@ class Stage:
     @property
     def parameters(self) -> list[Parameter]:
         return [parameter for chunk in self.chunks for parameter in chunk.parameters]
-
-
-def kind_of(name: str) -> str:
-    """The kind of a parameter, by its name in the whole model.
-
-    Raises:
-        ValueError: a name that fits no kind.
-    """
-    for pattern, kind in _PATTERNS:
-        if re.search(pattern, name):
-            return kind
-    raise ValueError(f"parameter {name}: of no known kind ({', '.join(KINDS)})")
 
 
 def count_by_kind(parameters: Iterable[Parameter]) -> dict[str, int]:
@@ -146,7 +100,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
 
 
 def _stage(args: argparse.Namespace, stage: int) -> Stage:
-    with _pretended_rank(args, stage), _no_memory():
+    with _first_rank_of(args, stage):
         config = gpt.model_config(args)
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.perform_initialization = False
@@ -159,35 +113,26 @@ def _chunk(config: GPTModelConfig, groups: ProcessGroupCollection, vp_stage: int
     model = build_gpt(config, groups, vp_stage)
     parameters = []
     for name, param in global_names(model):
-        kind = kind_of(name)
-        parts, _ = tensor_parallel_place(param)
-        copies = parts if getattr(param, "tensor_model_parallel", False) else 1
+        role, kind = classify(name, param)
+        copies = tensor_parallel_place(param)[0] if getattr(param, "tensor_model_parallel", False) else 1
         if kind == "experts":
             copies *= config.transformer.expert_model_parallel_size
         duplicate = bool(getattr(param, "shared_embedding", False) and model.post_process and not model.pre_process)
-        parameters.append(Parameter(name, kind, tuple(param.shape), copies, duplicate))
+        parameters.append(Parameter(name, role, kind, tuple(param.shape), copies, duplicate))
     return Chunk(tuple(layers_of_stage(config.transformer, vp_stage)), tuple(parameters))
 
 
 @contextmanager
-def _pretended_rank(args: argparse.Namespace, stage: int) -> Iterator[None]:
-    """Process groups of the first rank of a stage, without the other processes."""
+def _first_rank_of(args: argparse.Namespace, stage: int) -> Iterator[None]:
+    """Process groups of the first rank of a stage without the other processes, and parameters without memory."""
     pretend_rank(args, stage * (args.world_size // args.pipeline_model_parallel_size))
-    try:
-        yield
-    finally:
-        mpu.destroy_model_parallel()
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _no_memory() -> Iterator[None]:
-    """Build modules without allocating their parameters."""
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of new objects, none of them garbage: half the time would go there
     try:
         with on_meta_device():
             yield
     finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
         if collecting:
             gc.enable()

@@ -6,6 +6,7 @@ phase where that is newer. The update is applied to the newest version. Nothing 
 weight versions. Delays by part of the layers emulate each schedule.
 """
 
+import argparse
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -138,7 +139,7 @@ def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: boo
     if undelayed_head:
         names = [name for name, _ in model.named_parameters()]
         untied = any(name.startswith("output_layer.") for name in names)
-        head = "output_layer." if untied else "embedding.word_embeddings."
+        head = _head(untied=untied)
         fresh = [param for name, param in model.named_parameters() if name.startswith(head)]
         others = [param for name, param in model.named_parameters() if not name.startswith(head)]
         delayed = Group(tuple(others), int(value), tuple(_biases(model).values()))
@@ -147,10 +148,27 @@ def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: boo
     members: list[list[torch.nn.Parameter]] = [[] for _ in delays]
     biases: list[list[torch.Tensor]] = [[] for _ in delays]
     for name, param in model.named_parameters():
-        members[layer_of(name, layers) * len(delays) // layers].append(param)
+        members[_part_of(name, layers, len(delays))].append(param)
     for name, bias in _biases(model).items():
-        biases[layer_of(name, layers) * len(delays) // layers].append(bias)
+        biases[_part_of(name, layers, len(delays))].append(bias)
     return DelayOracle([Group(tuple(members[part]), delays[part], tuple(biases[part])) for part in range(len(delays))])
+
+
+def delay_of(args: argparse.Namespace, name: str) -> int:
+    """Delay that `--gradient-delay` gives a parameter, by its name in the whole model."""
+    if args.undelayed_head and name.startswith(_head(untied=args.untie_embeddings_and_output_weights)):
+        return 0
+    delays = oracle_delays(args.gradient_delay)
+    return delays[_part_of(name, args.num_layers, len(delays))]
+
+
+def _head(*, untied: bool) -> str:
+    return "output_layer." if untied else "embedding.word_embeddings."
+
+
+def _part_of(name: str, layers: int, parts: int) -> int:
+    """Index of the part of the model that a parameter belongs to; all parts have equally many layers."""
+    return layer_of(name, layers) * parts // layers
 
 
 def _biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -116,3 +116,31 @@ def train_with_a_registered_optimizer(arguments: Sequence[str]) -> tuple[Outcome
 
     toy_optimizer.add()
     return train(["--optimizer", "toy", *arguments]), problems([["--optimizer", "toy", "--toy-bound", "-1"]])[0]
+
+
+def state_bytes(arguments: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of optimizer state (with master weights) and of the correction's buffers on this rank: allocated by a run
+    of three batches, and planned by a dry run of its stage."""
+    from megatron.core import mpu
+
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.optimizer import master_params
+    from megatron_async.optim.corrections import PREVIOUS_UPDATE
+    from megatron_async.planning.estimate import plan
+    from megatron_async.training import run
+
+    line = [*BASE, *arguments, "--train-iters", "3"]
+    args = command_line.parse(line)
+    loop = run.build(args)
+    loop.run()
+    held = {"optimizer_state": 0, "correction": 0}
+    for optimizer, _, param in master_params(loop.optimizer):
+        held["optimizer_state"] += 4 * param.numel() if args.bf16 else 0
+        for name, value in optimizer.state[param].items():
+            if isinstance(value, torch.Tensor) and value.ndim > 0:
+                kind = "correction" if name == PREVIOUS_UPDATE else "optimizer_state"
+                held[kind] += value.numel() * value.element_size()
+    stage = mpu.get_pipeline_model_parallel_rank()
+    run.close()
+    planned = plan(command_line.parse([*line, "--dry-run"])).bytes_by_kind[stage]
+    return held, {kind: planned[kind] for kind in held}

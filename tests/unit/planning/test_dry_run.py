@@ -59,7 +59,7 @@ def test_bytes_by_hand(capsys):
         held = stage["bytes"]
         assert stage["parameters_per_rank"] == size
         assert held["weights"] == held["second_weight_version"] == 2 * size
-        assert held["gradients"] == held["second_gradient_generation"] == held["error_feedback"] == 4 * size
+        assert held["gradients"] == held["second_gradient_generation"] == held["correction"] == 4 * size
         # fp32 masters; one momentum for matrices, two moments for the rest.
         assert held["optimizer_state"] == 4 * size + 4 * tiny["matrices"] + 8 * (vectors + tiny["table"])
         assert held["total"] == sum(value for kind, value in held.items() if kind != "total")
