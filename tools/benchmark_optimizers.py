@@ -3,11 +3,10 @@
 
     python tools/benchmark_optimizers.py [--layers 4] [--optimizers adam,muon] [--json FILE]
 
-Steps are torch's alone, on fp32 weights of some of the model's 30 layers and its embedding: the chosen optimizer steps
-on the hidden matrices and AdamW on the rest, as in a run. Contenders take turns; a figure is the median of its turns in
-processor time, which other processes on the machine disturb least, and what error feedback adds is the median of the
-ratios of turns, with the smallest and the largest of them. A batch's forward and backward time is that of the
-fastest of four micro-batches of Megatron's model with the same layers, times the tokens of a batch.
+On fp32 weights of some of the model's 30 layers and its embedding, the chosen optimizer steps on the hidden matrices
+and AdamW on the rest, as in a run. Contenders take turns. A figure is the median of the turns in processor time; the
+cost of error feedback is the median ratio, with the smallest and the largest. A batch's forward and backward time is
+that of the fastest of four micro-batches of Megatron's model with the same layers, times the tokens of a batch.
 """
 
 import argparse
@@ -24,6 +23,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
 from megatron_async import platform
 
@@ -53,15 +54,13 @@ def main() -> int:
     compute = seconds_per_token(options.layers) * BATCH_TOKENS
     rows = []
     for name in chosen:
-        contenders = [stepper(name, options.layers, feedback) for feedback in ("none", "paused", "on")]
-        turns = alternate(contenders, options.turns)
-        plain, in_pieces, corrected = map(statistics.median, turns)
-        ratios = [with_feedback / without - 1 for without, _, with_feedback in zip(*turns, strict=True)]
+        turns = alternate([stepper(name, options.layers, feedback) for feedback in (False, True)], options.turns)
+        plain, corrected = map(statistics.median, turns)
+        ratios = [with_feedback / without - 1 for without, with_feedback in zip(*turns, strict=True)]
         rows.append(
             {
                 "optimizer": name,
                 "step_ms": plain * 1e3,
-                "step_in_pieces_ms": in_pieces * 1e3,
                 "step_with_error_feedback_ms": corrected * 1e3,
                 "error_feedback_adds": statistics.median(ratios),
                 "error_feedback_adds_spread": [min(ratios), max(ratios)],
@@ -114,11 +113,11 @@ def weights(layers: int) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parame
     return matrices, others
 
 
-def stepper(name: str, layers: int, feedback: str) -> Callable[[], None]:
-    """One whole optimizer step: torch's own with feedback "none", with error feedback where it is "on"; "paused" steps
-    in the pieces that error feedback steps in, without it."""
+def stepper(name: str, layers: int, feedback: bool) -> Callable[[], None]:
+    """One optimizer step over all weights: torch's own, or a run's with error feedback."""
     from megatron_async.optim.corrections import ErrorFeedback
     from megatron_async.optim.registry import find
+    from megatron_async.optim.step import MasterStep, StepContext, parts
 
     spec = find(name)
     matrices, others = weights(layers)
@@ -128,23 +127,15 @@ def stepper(name: str, layers: int, feedback: str) -> Callable[[], None]:
     optimizers = [spec.build(own, lr=1e-3, **precision)]
     if spec.scope == "matrix":
         optimizers.append(find("adam").build(others, lr=1e-3))
-    correction = ErrorFeedback(optimizers) if feedback != "none" else None
-    if correction is not None:
-        correction.active = True
+    if feedback:
+        master_step = MasterStep(optimizers, parts(correction=ErrorFeedback(optimizers)))
+        return lambda: master_step(StepContext(batch=1, corrected=True))
 
     def step() -> None:
         for optimizer in optimizers:
             optimizer.step()
 
-    if correction is None or feedback == "on":
-        return step
-    step()  # parameters are cut where a correction remembers something
-
-    def paused() -> None:
-        with correction.paused():
-            step()
-
-    return paused
+    return step
 
 
 def matrices_only(layers: int, ours: bool) -> Callable[[], None]:
@@ -176,11 +167,11 @@ def alternate(steps: list[Callable[[], None]], turns: int) -> list[list[float]]:
 
 def seconds_per_token(layers: int) -> float:
     """Forward and backward of a micro-batch of Megatron's model, for each token; the fastest of four after a first."""
+    from benchmarks.processes import environment, free_port
     from megatron_async.config import arguments
     from megatron_async.training import run
 
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ["MASTER_PORT"] = str(_free_port())
+    os.environ |= environment(0, 1, free_port())
     command = (
         f"--device cpu --num-layers {layers} --hidden-size {HIDDEN} --num-attention-heads {HEADS} "
         f"--group-query-attention --num-query-groups {GROUPS} --ffn-hidden-size {FFN} --seq-length {SEQUENCE} "
@@ -195,17 +186,8 @@ def seconds_per_token(layers: int) -> float:
     for span in spans:
         number = span.labels["microbatch"]
         microbatches[number] = microbatches.get(number, 0.0) + span.duration
-    loop.metrics.close()
     run.close()
     return min(seconds for number, seconds in microbatches.items() if number) / SEQUENCE
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def print_report(report: dict) -> None:
@@ -214,22 +196,12 @@ def print_report(report: dict) -> None:
         title=f"optimizer step, SmolLM2-135M with {report['layers']} of {LAYERS} layers; a batch of {BATCH_TOKENS:,} "
         f"tokens computes for {report['forward_and_backward_s']:.0f} s"
     )
-    columns = (
-        "optimizer",
-        "step (CPU ms)",
-        "in pieces",
-        "with error feedback",
-        "it adds",
-        "spread",
-        "share of a batch",
-    )
-    for column in columns:
+    for column in ("optimizer", "step (CPU ms)", "with error feedback", "it adds", "spread", "share of a batch"):
         table.add_column(column, justify="left" if column == "optimizer" else "right")
     for row in report["rows"]:
         table.add_row(
             row["optimizer"],
             f"{row['step_ms']:.0f}",
-            f"{row['step_in_pieces_ms']:.0f}",
             f"{row['step_with_error_feedback_ms']:.0f}",
             f"{row['error_feedback_adds']:.1%}",
             "{:.0%} to {:.0%}".format(*row["error_feedback_adds_spread"]),
