@@ -8,7 +8,7 @@ docs/optimizers.md are made from these fields.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,11 @@ def hyperparameter(default: Any, rule: Rule, help: str, source: str, *, in_group
             not: a resumed run may make others.
     """
     return field(default=default, metadata={"rule": rule, "help": help, "source": source, "in_group": in_group})
+
+
+def literal(type: Any, default: str, help: str, source: str) -> Any:
+    """A field that chooses an implementation, one of the values of a Literal type."""
+    return hyperparameter(default, choice(*get_args(type)), help, source, in_group=False)
 
 
 def epsilon(source: str = "Adam, arXiv 1412.6980") -> Any:

@@ -77,9 +77,8 @@ def register(spec: OptimizerSpec) -> None:
     Raises:
         ValueError: the name is taken.
     """
-    if spec.name in _SPECS:
+    if _SPECS.setdefault(spec.name, spec) is not spec:
         raise ValueError(f"optimizer {spec.name!r} is registered already; give yours another name")
-    _SPECS[spec.name] = spec
 
 
 def names() -> list[str]:

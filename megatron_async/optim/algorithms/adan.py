@@ -46,12 +46,7 @@ class Adan(StepwiseOptimizer):
     """Adan, for parameters of any shape."""
 
     HYPERPARAMETERS = AdanHyperparameters
-    STATE: ClassVar[State] = {
-        "exp_avg": "element",
-        "exp_avg_diff": "element",
-        "exp_avg_sq": "element",
-        "last_grad": "element",
-    }
+    STATE: ClassVar[State] = dict.fromkeys(("exp_avg", "exp_avg_diff", "exp_avg_sq", "last_grad"), "element")
     COUNTS_STEPS = True
 
     def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:

@@ -10,7 +10,7 @@ Links: https://kellerjordan.github.io/posts/muon/, https://arxiv.org/abs/2502.16
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer, get_muon_scale_factor
@@ -18,7 +18,7 @@ from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schu
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from megatron_async.optim.hyperparameters import COUNT, DECAY, FLAG, POSITIVE, Hyperparameters, choice, hyperparameter
+from megatron_async.optim.hyperparameters import COUNT, DECAY, FLAG, POSITIVE, Hyperparameters, hyperparameter, literal
 from megatron_async.optim.layout import LAYOUT, layout_of
 from megatron_async.optim.registry import OptimizerSpec, register
 from megatron_async.optim.state import EagerState, State
@@ -40,20 +40,15 @@ class NewtonSchulzHyperparameters(Hyperparameters):
     momentum: float = hyperparameter(
         0.95, DECAY, "mu, weight of the past in the moving average", "the paper, 2.1; it also uses 0.99"
     )
-    coefficient_type: Coefficients = hyperparameter(
+    coefficient_type: Coefficients = literal(
+        Coefficients,
         "quintic",
-        choice(*get_args(Coefficients)),
         "coefficients of Newton-Schulz",
         "emerging-optimizers' default; https://leloykun.github.io/ponder/muon-opt-coeffs/",
-        in_group=False,
     )
     num_ns_steps: int = hyperparameter(5, COUNT, "steps of Newton-Schulz", JORDAN, in_group=False)
-    fp32_matmul_prec: Precision = hyperparameter(
-        "medium",
-        choice(*get_args(Precision)),
-        "precision of the products in Newton-Schulz; medium is bf16",
-        f"bf16 products, {JORDAN}",
-        in_group=False,
+    fp32_matmul_prec: Precision = literal(
+        Precision, "medium", "precision of the products in Newton-Schulz; medium is bf16", f"bf16 products, {JORDAN}"
     )
 
 
@@ -61,12 +56,11 @@ class NewtonSchulzHyperparameters(Hyperparameters):
 class ScaledHyperparameters(NewtonSchulzHyperparameters):
     """Shared by those whose update has a scale that depends on the shape."""
 
-    scale_mode: ScaleMode = hyperparameter(
+    scale_mode: ScaleMode = literal(
+        ScaleMode,
         "spectral",
-        choice(*get_args(ScaleMode)),
         "factor of the orthogonalized update",
         "update RMS 0.2: Moonlight, arXiv 2502.16982, and the paper, 2.1",
-        in_group=False,
     )
 
 

@@ -23,7 +23,7 @@ from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
 
 from megatron_async.optim.algorithms.muon import Precision, require_matrices
-from megatron_async.optim.hyperparameters import COUNT, DECAY, RATES, Hyperparameters, choice, epsilon, hyperparameter
+from megatron_async.optim.hyperparameters import COUNT, DECAY, RATES, Hyperparameters, epsilon, hyperparameter, literal
 from megatron_async.optim.registry import OptimizerSpec, register
 from megatron_async.optim.state import Group, State, StepwiseOptimizer
 
@@ -41,12 +41,11 @@ class SoapHyperparameters(Hyperparameters):
         "steps between refreshes of the basis",
         "arXiv 2409.11321; longer widens the gap slightly (the paper, A.1)",
     )
-    fp32_matmul_prec: Precision = hyperparameter(
+    fp32_matmul_prec: Precision = literal(
+        Precision,
         "high",
-        choice("highest", "high", "medium"),
         "precision of the products and of QR; high is TF32 where the device has it",
         "emerging-optimizers' default",
-        in_group=False,
     )
 
 

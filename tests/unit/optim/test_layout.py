@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -56,18 +55,15 @@ class Ranks:
         for target, value in zip(parts, self._exchange(tensor), strict=True):
             target.copy_(value)
 
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        stacked = torch.stack(self._exchange(tensor))
-        tensor.copy_(stacked.amax(dim=0) if op == dist.ReduceOp.MAX else stacked.sum(dim=0))
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.copy_(torch.stack(self._exchange(tensor)).sum(dim=0))
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     group = Ranks(2)
     monkeypatch.setattr(layout_module.dist, "all_gather", lambda parts, x, group: group.all_gather(parts, x))
-    monkeypatch.setattr(
-        layout_module.dist, "all_reduce", lambda x, op=dist.ReduceOp.SUM, group=None: group.all_reduce(x, op)
-    )
+    monkeypatch.setattr(layout_module.dist, "all_reduce", lambda x, group: group.all_reduce(x))
     return group
 
 
