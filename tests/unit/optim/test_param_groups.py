@@ -11,47 +11,51 @@ from rich.console import Console
 
 from megatron_async.optim import listing, options, ownership, param_groups
 from megatron_async.optim.ownership import Owned, table
-from megatron_async.optim.param_groups import Assignment, parse_overrides, role_of
+from megatron_async.optim.param_groups import KINDS, ROLES, Assignment, classify, parse_overrides, role_of
 from megatron_async.optim.registry import find, names, specs
 
 # Megatron's names in a hybrid mixture of experts, with shapes.
 NAMES = {
-    "embedding.word_embeddings.weight": ((64, 8), "embedding"),
-    "embedding.position_embeddings.weight": ((64, 8), "embedding"),
-    "decoder.layers.0.input_layernorm.weight": ((8,), "norm"),
-    "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": ((8,), "norm"),
-    "decoder.layers.0.self_attention.linear_qkv.weight": ((24, 8), "qkv"),
-    "decoder.layers.0.self_attention.linear_qkv.bias": ((24,), "bias"),
-    "decoder.layers.0.self_attention.q_layernorm.weight": ((4,), "norm"),
-    "decoder.layers.0.self_attention.linear_proj.weight": ((8, 8), "matrix"),
-    "decoder.layers.0.mlp.linear_fc1.weight": ((32, 8), "matrix"),
-    "decoder.layers.0.mlp.router.weight": ((4, 8), "router"),
-    "decoder.layers.0.mlp.router.bias": ((4,), "router"),
-    "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight": ((32, 8), "expert"),
-    "decoder.layers.0.mlp.experts.linear_fc2.weight7": ((8, 16), "expert"),
-    "decoder.layers.0.mlp.experts.linear_fc1.weight": ((4, 32, 8), "expert"),
-    "decoder.layers.0.mlp.experts.linear_fc1.bias0": ((32,), "bias"),
-    "decoder.layers.0.mlp.shared_experts.linear_fc1.weight": ((32, 8), "matrix"),
-    "decoder.layers.0.mlp.shared_experts.gate_weight": ((1, 8), "router"),
-    "decoder.layers.1.self_attention.in_proj.weight": ((60, 8), "delta-in"),
-    "decoder.layers.1.self_attention.in_proj.layer_norm_weight": ((8,), "norm"),
-    "decoder.layers.1.self_attention.out_proj.weight": ((8, 16), "delta-out"),
-    "decoder.layers.1.self_attention.out_norm.weight": ((4,), "norm"),
-    "decoder.layers.1.self_attention.conv1d.weight": ((32, 1, 4), "convolution"),
-    "decoder.layers.1.self_attention.conv1d.bias": ((32,), "convolution"),
-    "decoder.layers.1.self_attention.A_log": ((4,), "decay"),
-    "decoder.layers.1.self_attention.dt_bias": ((4,), "decay"),
-    "decoder.final_layernorm.weight": ((8,), "norm"),
-    "output_layer.weight": ((64, 8), "head"),
-    "decoder.layers.0.something.weight": ((8,), "other"),
+    "embedding.word_embeddings.weight": ((64, 8), "embedding", "embedding"),
+    "embedding.position_embeddings.weight": ((64, 8), "embedding", "embedding"),
+    "decoder.layers.0.input_layernorm.weight": ((8,), "norm", "norm"),
+    "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": ((8,), "norm", "norm"),
+    "decoder.layers.0.self_attention.linear_qkv.weight": ((24, 8), "qkv", "attention"),
+    "decoder.layers.0.self_attention.linear_qkv.bias": ((24,), "bias", "attention"),
+    "decoder.layers.0.self_attention.q_layernorm.weight": ((4,), "norm", "norm"),
+    "decoder.layers.0.self_attention.linear_proj.weight": ((8, 8), "matrix", "attention"),
+    "decoder.layers.0.mlp.linear_fc1.weight": ((32, 8), "matrix", "feed_forward"),
+    "decoder.layers.0.mlp.router.weight": ((4, 8), "router", "router"),
+    "decoder.layers.0.mlp.router.bias": ((4,), "router", "router"),
+    "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight": ((32, 8), "expert", "experts"),
+    "decoder.layers.0.mlp.experts.linear_fc2.weight7": ((8, 16), "expert", "experts"),
+    "decoder.layers.0.mlp.experts.linear_fc1.weight": ((4, 32, 8), "expert", "experts"),
+    "decoder.layers.0.mlp.experts.linear_fc1.bias0": ((32,), "bias", "experts"),
+    "decoder.layers.0.mlp.shared_experts.linear_fc1.weight": ((32, 8), "matrix", "shared_expert"),
+    "decoder.layers.0.mlp.shared_experts.gate_weight": ((1, 8), "router", "shared_expert"),
+    "decoder.layers.1.self_attention.in_proj.weight": ((60, 8), "delta-in", "linear_attention"),
+    "decoder.layers.1.self_attention.in_proj.layer_norm_weight": ((8,), "norm", "norm"),
+    "decoder.layers.1.self_attention.out_proj.weight": ((8, 16), "delta-out", "linear_attention"),
+    "decoder.layers.1.self_attention.out_norm.weight": ((4,), "norm", "norm"),
+    "decoder.layers.1.self_attention.conv1d.weight": ((32, 1, 4), "convolution", "linear_attention"),
+    "decoder.layers.1.self_attention.conv1d.bias": ((32,), "convolution", "linear_attention"),
+    "decoder.layers.1.self_attention.A_log": ((4,), "decay", "linear_attention"),
+    "decoder.layers.1.self_attention.dt_bias": ((4,), "decay", "linear_attention"),
+    "decoder.final_layernorm.weight": ((8,), "norm", "norm"),
+    "output_layer.weight": ((64, 8), "head", "head"),
+    "decoder.layers.0.something.weight": ((8,), "other", "other"),
+    "decoder.layers.0.mlp.linear_fc1.bias": ((32,), "bias", "feed_forward"),
+    "decoder.layers.0.mlp.shared_experts.linear_fc2.bias": ((8,), "bias", "shared_expert"),
+    "decoder.layers.1.self_attention.out_proj.bias": ((8,), "bias", "linear_attention"),
 }
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "module.module."])
 @pytest.mark.parametrize("name", NAMES)
-def test_roles_of_megatrons_names(name: str, prefix: str) -> None:
-    shape, expected = NAMES[name]
-    assert role_of(prefix + name, torch.empty(shape)) == expected
+def test_roles_and_kinds_of_megatrons_names(name: str, prefix: str) -> None:
+    shape, role, kind = NAMES[name]
+    assert classify(prefix + name, torch.empty(shape)) == (role, kind)
+    assert kind in KINDS and role in ROLES
 
 
 def test_the_copy_of_a_tied_embedding_is_an_embedding() -> None:
