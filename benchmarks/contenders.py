@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What every contender is: something that trains batches of a cell on this rank."""
+"""Contenders: each trains batches of a cell on this rank, under its own schedule."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, Stage, make_piece
 from megatron_async.schedules import SCHEDULES
 
 LIMIT = "limit"
-"""The contender that all others are compared with: a rank's compute alone."""
+"""Compute alone: a rank's work without communication. All others are compared with it."""
 
-OURS: Sequence[str] = tuple(name for name in SCHEDULES if name != "1f1b")
+OURS = tuple(name for name, definition in SCHEDULES.items() if definition.delayed)
 """This package's schedules."""
 
 
@@ -24,15 +24,15 @@ class Contender(Protocol):
 
     Attributes:
         pieces: this rank's parts of the stack, by number.
-        unsteady: batches at the beginning and end of each run whose times do not count, because the pipe fills and
-            drains there: none where it does so in every batch.
+        unsteady: batches at the start and end of a run that fill and drain the pipe and do not count; none where every
+            batch does.
     """
 
     pieces: dict[int, nn.Module]
     unsteady: tuple[int, int]
 
     def run(self, batches: int) -> list[float]:
-        """Train; return when, in seconds of the monotonic clock, this rank completed each batch."""
+        """Train; return when this rank completed each batch, in seconds of the monotonic clock."""
 
 
 class Refused(Exception):
@@ -45,11 +45,7 @@ Factory = Callable[[Cell, int], Contender]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which pieces make up each virtual stage, and on which rank it is.
-
-    Attributes:
-        virtual: for each virtual stage in model order its rank and pieces.
-    """
+    """The rank and pieces of each virtual stage, in the order of the model."""
 
     virtual: tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -65,29 +61,23 @@ class Placement:
 
     @classmethod
     def folded(cls, stages: int) -> "Placement":
-        """Two virtual stages for each rank in the shape of a V: the first rank has the first and the last."""
+        """Two virtual stages for each rank in a V: the first rank has the first and the last."""
         return cls(tuple((min(index, 2 * stages - 1 - index), (index,)) for index in range(2 * stages)))
 
     def of_rank(self, rank: int) -> list[int]:
-        """Numbers of the virtual stages of a rank, in model order."""
+        """Virtual stages of a rank, in model order."""
         return [index for index, (owner, _) in enumerate(self.virtual) if owner == rank]
 
     def build(self, cell: Cell, rank: int, index: int, **megatron: Any) -> Stage:
-        """Virtual stage `index` on `rank`; see `Stage` for what Megatron needs."""
+        """Virtual stage `index` on `rank`, with a link to each neighbor on another rank."""
         transfer = cell.pace.transfer_ms if cell.pace else 0.0
-
-        def link(neighbor: int) -> float:
-            """Transfer time to a neighboring virtual stage: none to one on the same rank or beyond the ends."""
-            inside = 0 <= neighbor < len(self.virtual)
-            return transfer if inside and self.virtual[neighbor][0] != rank else 0.0
-
-        return Stage(
-            [make_piece(cell, piece, rank) for piece in self.virtual[index][1]],
-            first=index == 0,
-            last=index == len(self.virtual) - 1,
-            **megatron,
-            links=(link(index - 1), link(index + 1)),
+        last = len(self.virtual) - 1
+        before, behind = (
+            transfer if 0 <= neighbor <= last and self.virtual[neighbor][0] != rank else 0.0
+            for neighbor in (index - 1, index + 1)
         )
+        pieces = [make_piece(cell, piece, rank) for piece in self.virtual[index][1]]
+        return Stage(pieces, first=index == 0, last=index == last, links=(before, behind), **megatron)
 
     def pieces(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
         """The parts of the stack in some virtual stages, by number."""
@@ -105,12 +95,12 @@ def make_optimizer(modules: Sequence[nn.Module]) -> torch.optim.Optimizer:
 
 
 class SynchronousContender:
-    """Batches one after the other, with an optimizer step at the end of each.
+    """Trains batch by batch.
 
     Args:
         pieces: of this rank.
+        modules: hold them; stepped by the optimizer.
         forward_and_backward: computes the gradients of batch number n.
-        optimizer: steps them.
     """
 
     unsteady = (0, 0)
@@ -118,12 +108,11 @@ class SynchronousContender:
     def __init__(
         self,
         pieces: dict[int, nn.Module],
+        modules: Sequence[nn.Module],
         forward_and_backward: Callable[[int], None],
-        optimizer: torch.optim.Optimizer,
     ) -> None:
         self.pieces = pieces
-        self._forward_and_backward, self._optimizer = forward_and_backward, optimizer
-        self._batch = 0
+        self._forward_and_backward, self._optimizer, self._batch = forward_and_backward, make_optimizer(modules), 0
 
     def run(self, batches: int) -> list[float]:
         return [self._step() for _ in range(batches)]

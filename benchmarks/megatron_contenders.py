@@ -1,14 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's schedule functions, and the product's own executor, on the stack.
+"""Megatron-Core's schedule functions, and this package's executor, on the stack.
 
-The stack stands where Megatron's GPT model would: wrapped by Megatron's DistributedDataParallel, stepped by
-Megatron's optimizer, run by the same `MegatronSteps` and `DelayedSteps` as a training run.
+The stack stands in the place of the GPT: wrapped by Megatron's DistributedDataParallel, stepped by Megatron's
+optimizer, run by the `Steps` of a training run.
 """
 
 import argparse
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,28 +16,30 @@ import torch
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.utils import unwrap_model
 
-from benchmarks.contenders import Contender, Placement, Refused
+from benchmarks.contenders import OURS, Factory, Placement, Refused
 from benchmarks.reference import CHECKED_BATCHES
 from benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_square, microbatches
 from megatron_async.config import arguments
 from megatron_async.mcore.build import GPT
 from megatron_async.mcore.model import data_parallel
 from megatron_async.mcore.optimizer import optimizer_for
-from megatron_async.mcore.parallel import shape_of_schedule
-from megatron_async.mcore.training import gpt_config_from_args
+from megatron_async.mcore.parallel import initialize, shape_of_schedule
+from megatron_async.mcore.training import gpt_config_from_args, set_global_variables
+from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.executor import Hooks
+from megatron_async.pipeline.steps import Steps, Training
+from megatron_async.pipeline.synchronous import SynchronousSteps
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
-from megatron_async.schedules import schedule_problems
-from megatron_async.training.phases import Phases
-from megatron_async.training.steps import DelayedSteps, MegatronSteps, Steps, Training
+from megatron_async.schedules import schedule_of, schedule_problems
+from megatron_async.schedules.phases import Phases
 
 _ENDLESS = 10**9
 
 
-def command_line(cell: Cell) -> argparse.Namespace:
-    """Arguments of a Megatron run with the stack's sizes; the model that they describe is never built."""
-    return arguments.parse(
+def factories(cell: Cell) -> Mapping[str, Factory]:
+    """Megatron's and this package's schedules by name; starts process groups and Megatron's state for the cell."""
+    args = arguments.parse(
         f"""--device cpu --pipeline-model-parallel-size {cell.stages} --num-layers {2 * cell.stages}
         --hidden-size {cell.hidden} --num-attention-heads 4 --seq-length {cell.sequence}
         --max-position-embeddings {cell.sequence} --micro-batch-size {cell.samples}
@@ -45,12 +47,19 @@ def command_line(cell: Cell) -> argparse.Namespace:
         --optimizer sgd --sgd-momentum {MOMENTUM} --lr {LEARNING_RATE} --weight-decay 0 --clip-grad 0
         --tokenizer-type NullTokenizer --vocab-size 64 --mock-data --eval-iters 0""".split()
     )
+    set_global_variables(args)
+    initialize(args)
+    return {
+        "megatron-1f1b": partial(MegatronContender, args, "1f1b", 1),
+        "megatron-interleaved-1f1b": partial(MegatronContender, args, "1f1b", 2),
+        **{name: partial(MegatronContender, args, name, None) for name in OURS},
+    }
 
 
 def _forward_step(data: Iterator[Any] | None, model: Any) -> tuple[torch.Tensor, Any]:
     (stage,) = unwrap_model([model])
-    pair: Any = next(data) if data is not None else (None, None)
-    source, target = pair
+    sample: Any = (None, None) if data is None else next(data)
+    source, target = sample
     return model(source if stage.pre_process else None), partial(_loss, target)
 
 
@@ -60,54 +69,59 @@ def _loss(target: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 class MegatronContender:
-    """A training run's `Steps` on the stack.
+    """The steps of a training run on the stack.
 
     Args:
-        args: of the run, see `command_line`.
+        args: of the run; the model that they describe is never built.
         schedule: `--pipeline-schedule`.
-        placement: of the pieces on ranks.
+        chunks: virtual stages of a rank; None for those of the schedule.
+
+    Raises:
+        Refused: the schedule does not run with the cell's number of micro-batches.
     """
 
-    def __init__(self, args: argparse.Namespace, cell: Cell, rank: int, schedule: str, placement: Placement) -> None:
-        args = argparse.Namespace(**vars(args))
-        args.pipeline_schedule = schedule
-        virtual = placement.of_rank(rank)
+    def __init__(self, args: argparse.Namespace, schedule: str, chunks: int | None, cell: Cell, rank: int) -> None:
+        args = argparse.Namespace(**vars(args) | {"pipeline_schedule": schedule})
+        definition = schedule_of(args)
+        _check(schedule, chunks, cell)
+        chunks = chunks or definition.chunks
+        placement = (Placement.looped if chunks > 1 else Placement.straight)(cell.stages)
+        config = _config(args, chunks if definition.megatron else 1)
         stages = {
-            index: placement.build(cell, rank, index, config=_config(args, len(virtual)), model_type=GPT)
-            for index in virtual
+            index: placement.build(cell, rank, index, config=config, model_type=GPT)
+            for index in placement.of_rank(rank)
         }
         self.pieces = placement.pieces(stages)
-        self._updates_per_batch = cell.microbatches if schedule == "pipedream" else 1
-        self.unsteady = (0, 0) if schedule == "1f1b" else (1, 1)
-        self._update, self._last_chunk = 0, len(virtual) - 1
+        self.unsteady = (0, 0) if definition.megatron else (1, 1)
+        self._updates_per_batch = cell.microbatches if definition.update_per_microbatch else 1
+        self._synchronous, self._last_chunk, self._update = definition.megatron, chunks - 1, 0
         self._completed: list[float] = []
         model = [data_parallel(stage, args) for stage in stages.values()]
-        parts = [[chunk] for chunk in model] if schedule == "wpipe" else [model]
-        optimizers = [optimizer_for(part, args) for part in parts]
+        parts = [[chunk] for chunk in model] if definition.chunks > 1 else [model]
+        data = [microbatches(cell) if stage.pre_process or stage.post_process else None for stage in stages.values()]
         training = Training(
             args=args,
             model=model,
-            optimizers=optimizers,
+            optimizers=[optimizer_for(part, args) for part in parts],
             forward_step=_forward_step,
-            data_iterators=[
-                microbatches(cell) if stage.pre_process or stage.post_process else None for stage in stages.values()
-            ],
+            data_iterators=data,
             phases=Phases(0, _ENDLESS),
+            correction=None,
+            statistics=None,
             hooks=Hooks(
                 losses=lambda batch, losses: None,
-                before_update=lambda chunk, batch: None,
-                shared=self._all_gradients_here,
-                updated=lambda report: self._updated(report),
+                action=lambda kind, batch: None,
+                shared=self._gradients_complete,
+                updated=self._updated,
             ),
             timeline=Timeline(0),
         )
-        self._synchronous = schedule == "1f1b"
         with shape_of_schedule(
-            microbatches=1 if schedule == "pipedream" else cell.microbatches,
-            virtual_stages=len(virtual) if self._synchronous and len(virtual) > 1 else None,
+            microbatches=cell.microbatches // self._updates_per_batch,
+            virtual_stages=chunks if definition.megatron and chunks > 1 else None,
         ):
             self._steps: Steps = (
-                MegatronSteps(training, None) if self._synchronous else DelayedSteps(training, newest_version=0)
+                SynchronousSteps(training) if definition.megatron else DelayedSteps(training, newest_version=0)
             )
 
     def run(self, batches: int) -> list[float]:
@@ -117,8 +131,8 @@ class MegatronContender:
         self._update += updates
         return list(self._completed)
 
-    def _all_gradients_here(self, chunk: int, update: int) -> tuple[float, ...]:
-        """In a delayed schedule updates lag behind; a batch is complete with its last backward."""
+    def _gradients_complete(self, chunk: int, update: int) -> tuple[float, ...]:
+        """In a delayed schedule updates come later; a batch is complete with its last backward."""
         if not self._synchronous and chunk == self._last_chunk and (update + 1) % self._updates_per_batch == 0:
             self._completed.append(time.monotonic())
         return ()
@@ -128,33 +142,21 @@ class MegatronContender:
             self._completed.append(time.monotonic())
 
 
+def _check(schedule: str, chunks: int | None, cell: Cell) -> None:
+    shape = {"stages": cell.stages, "microbatches": cell.microbatches, "batches": CHECKED_BATCHES}
+    problems = schedule_problems(schedule, **shape)
+    if chunks is not None and chunks > 1 and cell.microbatches % cell.stages:
+        problems.append(f"{cell.microbatches} micro-batches are not a multiple of {cell.stages} stages")
+    if problems:
+        raise Refused("; ".join(problems))
+
+
 def _config(args: argparse.Namespace, virtual_stages: int) -> Any:
-    """Megatron's configuration of one contender's chunks, as a run with so many virtual stages would have it."""
+    """Megatron's configuration of a chunk, as a run with so many virtual stages has it."""
     config = copy.copy(gpt_config_from_args(args).transformer)
-    if args.pipeline_schedule == "1f1b" and virtual_stages > 1:
+    if virtual_stages > 1:
         config.virtual_pipeline_model_parallel_size = virtual_stages
         config.overlap_p2p_comm, config.batch_p2p_comm = True, False  # Megatron's defaults with virtual stages
         config.microbatch_group_size_per_vp_stage = args.pipeline_model_parallel_size
     config.grad_scale_func, config.finalize_model_grads_func = None, finalize_model_grads
     return config
-
-
-def megatron_1f1b(args: argparse.Namespace, cell: Cell, rank: int) -> Contender:
-    """Megatron-Core's 1F1B."""
-    return MegatronContender(args, cell, rank, "1f1b", Placement.straight(cell.stages))
-
-
-def megatron_interleaved(args: argparse.Namespace, cell: Cell, rank: int) -> Contender:
-    """Megatron-Core's interleaved 1F1B with two virtual stages on each rank."""
-    if cell.microbatches % cell.stages:
-        raise Refused(f"{cell.microbatches} micro-batches are not a multiple of {cell.stages} stages")
-    return MegatronContender(args, cell, rank, "1f1b", Placement.looped(cell.stages))
-
-
-def delayed(schedule: str, args: argparse.Namespace, cell: Cell, rank: int) -> Contender:
-    """One of the product's schedules."""
-    place = Placement.looped if schedule == "wpipe" else Placement.straight
-    problems = schedule_problems(schedule, stages=cell.stages, microbatches=cell.microbatches, batches=CHECKED_BATCHES)
-    if problems:
-        raise Refused("; ".join(problems))
-    return MegatronContender(args, cell, rank, schedule, place(cell.stages))

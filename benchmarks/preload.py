@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Imported by the process that ranks are forked from: everything heavy, and nothing that starts threads."""
+"""Imported by the server that worker processes are forked from: everything slow, and nothing that starts threads."""
 
 import warnings
 

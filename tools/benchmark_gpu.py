@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Time on one GPU, within five minutes, what a delayed schedule adds to a stage: versions, generations, host copies.
+"""Time on one GPU, within five minutes, the steps that a delayed schedule adds: versions, generations, host copies.
 
 python tools/benchmark_gpu.py --json runs/benchmarks/gpu.json
 
---device cpu runs the same steps on small tensors, to see that they run; its times say nothing about a GPU.
+--device cpu only shows that the steps run: small tensors, and times that say nothing about a GPU.
 """
 
 import argparse
@@ -11,36 +11,37 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from megatron_async import platform
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
+from benchmarks import results
+from megatron_async import platform
+from megatron_async.files import write_atomically
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="result")
+    results.add_options(parser)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--layers", type=int, default=8, help="layers of the stage (default: %(default)s)")
     parser.add_argument("--hidden", type=int, help="width (default: 4096 on a GPU, 64 on a CPU)")
     parser.add_argument("--tokens", type=int, help="of a micro-batch (default: 8192 on a GPU, 64 on a CPU)")
     parser.add_argument("--repeats", type=int, default=20, help="timed repetitions (default: %(default)s)")
     options = parser.parse_args(arguments)
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        parser.error("torch finds no usable GPU; --device cpu shows only that the steps run")
-    options.hidden = options.hidden or (4096 if on_gpu else 64)
-    options.tokens = options.tokens or (8192 if on_gpu else 64)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no usable GPU; --device cpu only shows that the steps run")
+    options.hidden = options.hidden or (4096 if options.device == "cuda" else 64)
+    options.tokens = options.tokens or (8192 if options.device == "cuda" else 64)
     return options
 
 
-def timed(action: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
-    """Milliseconds on the device and milliseconds until the host is free again: medians."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+def timed(action: Callable[[], object], device: str, repeats: int) -> dict[str, float]:
+    """Median milliseconds on the device, and until the host is free again."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for _ in range(3):
         action()
     whole, host = [], []
@@ -54,66 +55,59 @@ def timed(action: Callable[[], object], device: torch.device, repeats: int) -> d
     return {"ms": statistics.median(whole), "host_ms": statistics.median(host)}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 for wrong arguments."""
-    options = parse(arguments)
-    platform.activate(options.device)
-    from benchmarks import machine
-    from megatron_async.files import write_atomically
+def steps(options: argparse.Namespace) -> Mapping[str, Callable[[], object]]:
+    """What is timed: the steps of a stage of four matrices for each layer, by name."""
     from megatron_async.optim.algorithms.muon import orthogonalize
     from megatron_async.pipeline.pointers import ParameterPointer
     from megatron_async.pipeline.weights import WeightVersions
     from megatron_async.platform.host import HostValues
 
-    device, width = torch.device(options.device), options.hidden
+    width = options.hidden
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * options.layers
-    weights = [torch.nn.Parameter(torch.randn(shape, device=device, dtype=torch.bfloat16)) for shape in shapes]
+    bf16 = {"device": options.device, "dtype": torch.bfloat16}
+    weights = [torch.nn.Parameter(torch.randn(shape, **bf16)) for shape in shapes]
+    gradients = [torch.randn(shape, device=options.device) for shape in shapes]
+    source = torch.randn(options.tokens, width, **bf16, requires_grad=True)
     versions = WeightVersions([ParameterPointer(weight) for weight in weights], limit=2)
-    gradients = [torch.randn(shape, device=device) for shape in shapes]
-    source = torch.randn(options.tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
 
     def publish() -> None:
         newest = versions.newest
         versions.open_next()
         versions.publish_next(newest + 1)
 
-    def switch() -> None:
-        for version in versions.alive:
-            versions.use(version)
-
     def forward_and_backward() -> None:
-        x = source
+        linear, x = torch.nn.functional.linear, source
         for to_qkv, merge, widen, narrow in zip(*(weights[start::4] for start in range(4)), strict=True):
-            x = x + torch.nn.functional.linear(torch.nn.functional.linear(x, to_qkv)[:, :width], merge)
-            x = x + torch.nn.functional.linear(torch.nn.functional.gelu(torch.nn.functional.linear(x, widen)), narrow)
+            x = x + linear(linear(x, to_qkv)[:, :width], merge)
+            x = x + linear(torch.nn.functional.gelu(linear(x, widen)), narrow)
         x.float().square().mean().backward()
 
-    def clear() -> None:
-        torch._foreach_zero_(gradients)
-
-    def norm_to_host() -> None:
-        HostValues(torch.stack(list(torch._foreach_norm(gradients))))
-
-    torch.set_float32_matmul_precision("medium")
-    actions = {
+    publish()
+    return {
         "forward and backward of a micro-batch": forward_and_backward,
         "publish a weight version": publish,
-        "switch between two versions": switch,
-        "clear a generation of gradients": clear,
-        "norm on its way to the host": norm_to_host,
+        "switch between two versions": lambda: [versions.use(version) for version in versions.alive],
+        "clear a generation of gradients": lambda: [gradient.zero_() for gradient in gradients],
+        "norm on its way to the host": lambda: HostValues(torch.nn.utils.get_total_norm(gradients).view(1)),
         "Newton-Schulz of all matrices": lambda: [orthogonalize(gradient) for gradient in gradients],
     }
-    publish()
-    used = machine.describe() | {"device": torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu"}
-    result = {
-        "machine": used,
-        "parameters": sum(weight.numel() for weight in weights),
-        "tokens": options.tokens,
-        "times": {name: timed(action, device, options.repeats) for name, action in actions.items()},
-    }
-    write_atomically(options.json, json.dumps(result, indent=1) + "\n")
-    for name, times in result["times"].items():
-        print(f"{name:42} {times['ms']:10.3f} ms, host free after {times['host_ms']:.3f} ms")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 for wrong arguments."""
+    options = parse(arguments)
+    platform.activate(options.device)
+    torch.set_float32_matmul_precision("medium")
+    used = results.machine()
+    used["device"] = torch.cuda.get_device_name(0) if options.device == "cuda" else None
+    times = {name: timed(action, options.device, options.repeats) for name, action in steps(options).items()}
+    settings = {key: getattr(options, key) for key in ("layers", "hidden", "tokens")}
+    write_atomically(options.json, json.dumps({"machine": used, **settings, "times": times}, indent=1) + "\n")
+    lines = [[name, f"{found['ms']:.3f}", f"{found['host_ms']:.3f}"] for name, found in times.items()]
+    text = results.table(["step", "ms", "host free after, ms"], lines)
+    sys.stdout.write(text)
+    if options.results:
+        results.write(options.results, used, "Steps of a stage", text)
     return 0
 
 

@@ -69,9 +69,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--metrics-file": _text("FILE", "JSON lines: one for each batch and each evaluation."),
     "--trace-file": _text("FILE", "Timeline of the pipeline in Chrome's trace format."),
     "--trace-batches": _count(12, "Batches in the timeline, from the first of this run."),
-    "--emulate-compute-ms": _text(
-        "F,B", "Sleep F ms in each forward and B ms in each backward instead of computing. Losses mean nothing."
-    ),
     "--dry-run": _switch(
         "Print parameters, memory, schedule and time estimates; train nothing. Needs no data, no second process."
     ),

@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Rules for the phases of a run, its learning rate, traces and emulated compute."""
+"""Rules for the phases of a run, its learning rate and traces."""
 
 import argparse
 from collections.abc import Iterator
 
 from megatron_async.schedules import is_delayed
-from megatron_async.training.emulation import EmulatedCompute
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -13,7 +12,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _phases(args)
     if args.trace_batches < 1:
         yield f"--trace-batches {args.trace_batches}: must be at least 1."
-    yield from _emulation(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -47,14 +45,3 @@ def _learning_rate(args: argparse.Namespace) -> Iterator[str]:
             f"--lr-warmup-iters {args.lr_warmup_iters} leaves nothing to decay over: it must be less than "
             f"{'--lr-decay-iters' if args.lr_decay_iters else '--train-iters'} {decay}."
         )
-
-
-def _emulation(args: argparse.Namespace) -> Iterator[str]:
-    if args.emulate_compute_ms is None:
-        return
-    try:
-        EmulatedCompute.parse(args.emulate_compute_ms)
-    except ValueError as error:
-        yield f"--emulate-compute-ms {error}."
-    if args.num_experts is not None:
-        yield "--emulate-compute-ms with --num-experts: no router runs, so nothing is balanced; use a dense model."

@@ -3,10 +3,8 @@
 
 import argparse
 import os
-import platform
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
-import megatron_async
 from megatron_async import reference
 from megatron_async.checkpoint import compatibility, folder
 from megatron_async.checkpoint.store import Checkpoints
@@ -38,7 +35,7 @@ from megatron_async.models import gpt
 from megatron_async.optim import corrections, ownership, setup
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
-from megatron_async.pipeline.delayed import DelayedSteps, activations
+from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.groups import group_of_all
 from megatron_async.pipeline.steps import Steps, Training
@@ -48,11 +45,11 @@ from megatron_async.schedules.arguments import schedule_of
 from megatron_async.schedules.phases import Phases
 from megatron_async.training import expert_balance
 from megatron_async.training.callbacks import Callback
-from megatron_async.training.emulation import EmulatedCompute, EmulatedForwardStep
 from megatron_async.training.faults import SkippedUpdates, StopOnRequest
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import LargestLogit, Metrics, Scale
+from megatron_async.training.provenance import versions
 from megatron_async.training.signals import StopRequests
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
 from megatron_async.training.trace import TraceFile
@@ -103,7 +100,7 @@ def build(
         train_data, valid_data = data_iterators(args)
     statistics = _statistics(args, trained)
     staleness = StalenessValues()
-    forward_step = forward_step or _forward_step(args, trained.model, vocabulary)
+    forward_step = forward_step or gpt.ForwardStep(args, vocabulary)
     stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
     return Loop(
         args=args,
@@ -143,15 +140,6 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
         scheduler=scheduler,
         optimizers=list(optimizer.chained_optimizers) if by_chunk else [optimizer],
         correction=corrections.make(args.staleness_correction, args.correction_strength, optimizer),
-    )
-
-
-def _forward_step(args: argparse.Namespace, model: list[Any], vocabulary: int) -> Any:
-    if args.emulate_compute_ms is None:
-        return gpt.ForwardStep(args, vocabulary)
-    message = activations(args, get_model_config(model[0]))
-    return EmulatedForwardStep(
-        EmulatedCompute.parse(args.emulate_compute_ms), chunks=len(model), shape=message.shape, dtype=args.params_dtype
     )
 
 
@@ -264,8 +252,6 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     log = None
     if args.rank == args.world_size - 1:
         config = {"arguments": compatibility.arguments_as_json(args), "versions": versions()}
-        if args.emulate_compute_ms is not None:
-            config["emulated_compute_ms"] = args.emulate_compute_ms
         log = Log(
             metrics_file=MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None,
             writer=get_tensorboard_writer(),
@@ -287,14 +273,3 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         log=log,
         first_iteration=args.iteration,
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions that a figure depends on."""
-    return {
-        "megatron_async": megatron_async.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "megatron-core": version("megatron-core"),
-        "emerging-optimizers": version("emerging-optimizers"),
-    }

@@ -31,14 +31,11 @@ class TraceFile(Callback):
 
     def on_train_end(self, complete: bool) -> None:
         if complete:
-            args = self._loop.args
-            write(self._path, self._loop.timeline, emulated_compute_ms=args.emulate_compute_ms)
+            write(self._path, self._loop.timeline)
 
 
-def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = None) -> None:
+def write(path: str, timeline: Timeline) -> None:
     """Gather every rank's spans and let rank 0 write them, atomically. Collective.
-
-    Emulated compute is noted in the file.
 
     Times are the hosts' monotonic clocks: comparable within one host.
     """
@@ -62,5 +59,4 @@ def write(path: str, timeline: Timeline, *, emulated_compute_ms: str | None = No
         for rank, (stage, spans) in enumerate(gathered)
         for span in spans
     ]
-    notes = {} if emulated_compute_ms is None else {"otherData": {"emulated_compute_ms": emulated_compute_ms}}
-    write_atomically(Path(path), json.dumps({"traceEvents": events, **notes}))
+    write_atomically(Path(path), json.dumps({"traceEvents": events}))

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from benchmarks import training
+from benchmarks import runs
 from megatron_async.training import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -362,6 +362,6 @@ def test_plot_runs_names_the_problem(arguments: list[str], complaint: str, capsy
 
 
 def test_the_benchmark_measures_the_quick_start():
-    model = training.MODELS["tiny"]
-    assert (training.VOCABULARY, model.micro_batch_size) == (quickstart.VOCAB_SIZE, quickstart.MICRO_BATCH_SIZE)
+    model = runs.MODELS["tiny"]
+    assert (runs.VOCABULARY, model.micro_batch_size) == (quickstart.VOCAB_SIZE, quickstart.MICRO_BATCH_SIZE)
     assert quickstart.LAYOUTS["tiny"] in model.arguments

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from benchmarks import reference, suite, training
+from benchmarks import reference, schedules, whole
 from benchmarks.contenders import Placement
 from benchmarks.stack import Cell, Pace, emulated_cell, make_piece
 from megatron_async.schedules import StageCosts
@@ -24,8 +24,8 @@ def test_placements_hold_every_piece_once_and_in_order(place, stages):
 def test_links_join_ranks_and_nothing_else():
     cell = emulated_cell(2, 2, Pace(1.0, 2.0, transfer_ms=3.0))
     folded = Placement.folded(2)
-    assert [folded.build(cell, 0, 0)._links, folded.build(cell, 1, 1)._links] == [(0.0, 3.0), (3.0, 0.0)]
-    assert [folded.build(cell, 1, 2)._links, folded.build(cell, 0, 3)._links] == [(0.0, 3.0), (3.0, 0.0)]
+    assert [folded.build(cell, 0, 0).links, folded.build(cell, 1, 1).links] == [(0.0, 3.0), (3.0, 0.0)]
+    assert [folded.build(cell, 1, 2).links, folded.build(cell, 0, 3).links] == [(0.0, 3.0), (3.0, 0.0)]
 
 
 @pytest.mark.parametrize("cell", [TINY, emulated_cell(2, 2, Pace(0.1, 0.1))])
@@ -35,7 +35,7 @@ def test_the_check_tells_schedules_apart(cell):
     for name, pieces in trained.items():
         for other, expected in trained.items():
             off = reference.largest_distance(cell, dict(enumerate(pieces)), expected)
-            assert (off <= suite._TOLERANCE) == (name == other), f"{name} against {other}: {off}"
+            assert (off <= schedules.TOLERANCE) == (name == other), f"{name} against {other}: {off}"
 
 
 def test_the_check_catches_a_lost_micro_batch():
@@ -58,39 +58,31 @@ def test_boundaries_give_a_rank_its_gradients():
 
 
 def test_cells_have_unique_settings():
-    cells = [(cell.stages, cell.microbatches, cell.label) for cell, _ in suite.cells("full")]
-    assert len(set(cells)) == len(cells)
-    assert {stages for stages, _, label in cells if label == "emulated"} == {2, 4, 8, 16}
+    for extent in schedules.EXTENTS:
+        cells = [(cell.stages, cell.microbatches, cell.setting) for cell, _ in schedules.cells(extent, Pace(40, 80))]
+        assert len(set(cells)) == len(cells)
+    assert {stages for stages, _, setting in cells if setting == "emulated"} == {2, 4, 8, 16}
 
 
 def test_speed_up_over_1f1b_is_bounded():
     balanced = StageCosts(forward=1.0, backward=2.0)
     for stages, microbatches in ((2, 2), (2, 4), (4, 8)):
-        bound = training.largest_speedup([balanced] * stages, microbatches)
+        bound = whole.largest_speedup([balanced] * stages, microbatches)
         assert bound == pytest.approx((microbatches + stages - 1) / microbatches)
 
 
 def test_an_update_is_in_no_bubble():
     """All stages make it at once: 1F1B takes (M + P - 1) micro-batches and one update, 2BW M and one."""
-    assert training.largest_speedup([StageCosts(1.0, 2.0, 1.5)] * 2, 2) == pytest.approx((9 + 1.5) / (6 + 1.5))
+    assert whole.largest_speedup([StageCosts(1.0, 2.0, 1.5)] * 2, 2) == pytest.approx((9 + 1.5) / (6 + 1.5))
 
 
 def test_a_faster_stage_gains_nothing_but_fills_less():
     """1F1B: the slower stage's two forwards and backwards, and the faster one's one of each, less what overlaps."""
     costs = [StageCosts(forward=1.0, backward=2.0), StageCosts(forward=0.5, backward=1.0)]
     # Stage 0 forwards until 2; stage 1 sends its first gradient at 1 + 0.5 + 1; two backwards follow at stage 0.
-    assert training.largest_speedup(costs, 2) == pytest.approx((2.5 + 4.0) / 6.0)
+    assert whole.largest_speedup(costs, 2) == pytest.approx((2.5 + 4.0) / 6.0)
 
 
 def test_costs_of_stages_alone_are_medians():
-    batches = [training.Alone(6.0, 10.0, 4.0), training.Alone(8.0, 10.0, 4.0), training.Alone(9.0, 80.0, 9.0)]
-    found = [{"limit": batches, "2bw": [30.0]}]
-    assert training.stage_costs(found, 2) == [StageCosts(forward=4.0, backward=5.0, update=4.0)]
-    assert training.milliseconds(found[0]) == {"limit": [20.0, 22.0, 98.0], "2bw": [30.0]}
-
-
-def test_whole_runs_are_compared_round_by_round():
-    """A machine at half its speed in the second of three rounds changes nothing."""
-    ranks = [{"2bw": [10.0, 10.0, 20.0, 20.0, 10.0, 10.0], "1f1b": [14.0, 16.0, 28.0, 32.0, 15.0, 15.0]}]
-    ranks += [{name: [0.9 * time for time in times] for name, times in ranks[0].items()}]
-    assert training.ratio(ranks, "1f1b", "2bw", 2) == pytest.approx(1.5)
+    batches = [(20.0, 6.0, 10.0, 4.0), (22.0, 8.0, 10.0, 4.0), (98.0, 9.0, 80.0, 9.0)]
+    assert whole.stage_costs([[batches]], 2) == [StageCosts(forward=4.0, backward=5.0, update=4.0)]

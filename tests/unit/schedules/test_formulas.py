@@ -3,7 +3,7 @@
 
 import pytest
 
-from benchmarks.formulas import (
+from tests.formulas import (
     MicroBatchCosts,
     asynchronous_bubble,
     dualpipe_bubble,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.formulas import one_f_one_b_batch_time, one_f_one_b_bubble
 from megatron_async.schedules import (
     Backward,
     Forward,
@@ -15,6 +14,7 @@ from megatron_async.schedules import (
     make_schedule,
     simulate,
 )
+from tests.formulas import one_f_one_b_batch_time, one_f_one_b_bubble
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 7, 16])
