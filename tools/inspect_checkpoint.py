@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What is in a checkpoint, whether it is whole, and what it can be loaded into.
+"""Show the contents of a checkpoint, check that it is complete, and say what it loads into.
 
-    python tools/inspect_checkpoint.py DIR            every checkpoint of a folder, and the one a run would take
+    python tools/inspect_checkpoint.py DIR            every checkpoint of a folder, and the one a run starts from
     python tools/inspect_checkpoint.py DIR/iter_...   one checkpoint; --tensors lists its tensors
 
-Reads every byte, unless --quick is given. Exit status 1 if the checkpoint, or the newest of the folder, is damaged.
+Reads every byte, except with --quick. Exit status 1 if the checkpoint, or the newest of the folder, is damaged.
 """
 
 import argparse
@@ -30,22 +30,22 @@ _FIXED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "glo
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 whole, 1 damaged or nothing there."""
+    """Exit status: 0 complete, 1 damaged or nothing there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--quick", action="store_true", help="compare sizes, do not read the files")
-    parser.add_argument("--tensors", action="store_true", help="list tensors: name, shape, type")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("path", type=Path, help="folder that --save wrote to, or one checkpoint in it")
+    parser.add_argument("--quick", action="store_true", help="compare sizes only; do not read the files")
+    parser.add_argument("--tensors", action="store_true", help="list name, shape and type of every tensor")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(argv)
-    single = (options.path / manifest.NAME).exists() or (options.path / ".metadata").exists()
-    paths = [options.path] if single else [found.path for found in folder.checkpoints(options.path)]
-    if not paths:
+    single = any((options.path / name).exists() for name in (manifest.NAME, ".metadata"))
+    found = [folder.judge(options.path)] if single else folder.checkpoints(options.path)
+    if not found:
         sys.stderr.write(f"{options.path}: no checkpoint there\n")
         return 1
-    reports = [examine(path, quick=options.quick, tensors=options.tensors) for path in paths]
+    reports = [examine(entry, quick=options.quick, tensors=options.tensors) for entry in found]
     newest = next((report["path"] for report in reports if not report["problems"]), None)
     if options.json:
-        sys.stdout.write(json.dumps({"checkpoints": reports, "newest_whole": newest}) + "\n")
+        sys.stdout.write(json.dumps({"checkpoints": reports, "newest_complete": newest}) + "\n")
     else:
         sys.stdout.write("\n\n".join(map(_text, reports)) + "\n")
         if not single:
@@ -53,17 +53,14 @@ def main(argv: list[str]) -> int:
     return 1 if reports[0]["problems"] else 0
 
 
-def examine(path: Path, *, quick: bool, tensors: bool) -> dict[str, Any]:
-    """Facts about one checkpoint; `problems` is empty if it is whole."""
-    try:
-        content = manifest.read(path)
-    except ValueError as error:
-        return {"path": str(path), "problems": [str(error)], **_tensors(path, tensors)}
-    problems = manifest.size_problems(path, content)
-    if not problems and not quick:
-        problems = manifest.content_problems(path, content, list(content.files))
+def examine(entry: folder.Found, *, quick: bool, tensors: bool) -> dict[str, Any]:
+    """Facts about one checkpoint; `problems` is empty if it is complete."""
+    problems = list(entry.problems) or ([] if quick else entry.content_problems())
+    content = entry.manifest
+    if content is None:
+        return {"path": str(entry.path), "problems": problems, **_tensors(entry.path, tensors)}
     return {
-        "path": str(path),
+        "path": str(entry.path),
         "problems": problems,
         "iteration": content.iteration,
         "bytes": sum(facts.bytes for facts in content.files.values()),
@@ -73,7 +70,7 @@ def examine(path: Path, *, quick: bool, tensors: bool) -> dict[str, Any]:
         "fixed": {name: content.arguments.get(name) for name in _FIXED},
         "versions": dict(content.versions),
         "wandb_run": content.wandb_run,
-        **_tensors(path, tensors),
+        **_tensors(entry.path, tensors),
     }
 
 
@@ -106,14 +103,17 @@ def _tensors(path: Path, wanted: bool) -> dict[str, Any]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    lines = [f"{report['path']}: " + ("whole" if not report["problems"] else "DAMAGED")]
+    verified = (
+        "complete" if "iteration" in report else f"written by Megatron, without {manifest.NAME}: cannot be verified"
+    )
+    lines = [f"{report['path']}: " + ("DAMAGED" if report["problems"] else verified)]
     lines += [f"  problem: {problem}" for problem in report["problems"]]
     if "iteration" in report:
         lines.append(f"  iteration {report['iteration']}, {len(report['files'])} files, {report['bytes']} bytes")
-        for heading, key in (("state", "state"), ("saved on", "layout"), ("fixed", "fixed"), ("by", "versions")):
+        for heading, key in (("state", "state"), ("layout", "layout"), ("fixed", "fixed"), ("versions", "versions")):
             lines.append(f"  {heading}: " + ", ".join(f"{name} {value}" for name, value in report[key].items()))
         lines.append(
-            "  loads into any pipeline, tensor, data and expert parallel size, micro-batch size and schedule of the "
+            "  loads into any pipeline, tensor, data and expert parallel size, micro-batch size and schedule, with the "
             "same model, optimizer and data"
         )
     lines += [f"  {name} {shape} {dtype}" for name, (shape, dtype) in report.get("tensors", {}).items()]

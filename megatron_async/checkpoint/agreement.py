@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """One rank's error becomes every rank's error, with its cause.
 
-Ranks tell each other through the store that they met by, not by a collective: a rank that fails in the middle of
-somebody else's collective operations could not take part in one more.
+Ranks exchange errors through the job's store, not by a collective: a rank that fails inside a collective of the others
+could not take part in another one.
 """
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,19 +16,21 @@ from torch.distributed.checkpoint import CheckpointException
 
 from megatron_async.mcore.parallel import store as job_store
 
-# How long a failed rank waits for the others' own causes before it ends; they end with it.
+# A failed rank waits this long for the causes of the others, then ends; they end with it.
 _GRACE = timedelta(seconds=20)
+# In the message of torch's archive writer when the disk took less than it was given.
+_SHORT_WRITE = "unexpected pos"
 
 
 class JointError(RuntimeError):
-    """Raised on every rank; the message holds the causes of all ranks that had one."""
+    """Raised on every rank; the message holds the causes of all ranks that failed."""
 
 
 class Agreement:
     """Makes errors joint.
 
     Args:
-        timeout_minutes: how long a rank waits for one that says nothing.
+        timeout_minutes: how long to wait for a silent rank.
     """
 
     def __init__(self, timeout_minutes: float) -> None:
@@ -39,23 +41,28 @@ class Agreement:
     def on_all_ranks(self, what: str) -> Iterator[None]:
         """Run the block on every rank; if it fails on one, raise on all. Collective.
 
-        Args:
-            what: beginning of the message, what was tried.
-
         Raises:
-            JointError: the block failed somewhere.
+            JointError: the block failed somewhere; the message begins with `what`.
         """
         own = ""
         try:
             yield
         except (Exception, CheckpointException) as error:  # torch's is no Exception
             own = describe(error)
-        causes = self._exchange(own)
-        if causes:
+        if causes := self._exchange(own):
             raise JointError(f"{what}: {causes}" if what else causes)
 
+    def on_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """The result of `action` on rank 0, on every rank; errors as `on_all_ranks`. Collective."""
+        box: list[Any] = [None]
+        with self.on_all_ranks(what):
+            if dist.get_rank() == 0:
+                box[0] = action()
+        dist.broadcast_object_list(box)
+        return box[0]
+
     def _exchange(self, own: str) -> str:
-        """Every rank's causes in one line; empty if there is none. A few messages for each rank."""
+        """The causes of all ranks in one line, empty if none failed. A few messages for each rank."""
         store: Any = job_store()
         prefix = f"megatron_async/agreement/{next(self._count)}/"
         if own:
@@ -73,24 +80,18 @@ class Agreement:
 
 
 def _grouped(lines: str) -> str:
+    """Equal causes once, with the ranks that had them."""
     ranks: dict[str, list[int]] = {}
     for line in lines.splitlines():
         rank, _, cause = line.partition(" ")
         ranks.setdefault(cause, []).append(int(rank))
-    return "; ".join(
-        f"rank {', '.join(map(str, sorted(numbers)))}: {cause}" for cause, numbers in sorted(ranks.items())
-    )
-
-
-# How torch's archive writer reports that the disk took less than it was given.
-_SHORT_WRITE = "unexpected pos"
+    return "; ".join(f"rank {', '.join(map(str, sorted(ranks[cause])))}: {cause}" for cause in sorted(ranks))
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error and what caused it, without a traceback."""
+    """An error and its cause in one line, without traceback."""
     if isinstance(error, CheckpointException):  # torch's: one error and traceback for each rank
-        causes = dict.fromkeys(describe(cause) for cause, _ in error.failures.values())
-        return "; ".join(causes)
+        return "; ".join(dict.fromkeys(describe(cause) for cause, _ in error.failures.values()))
     text = " ".join(str(error).split()) or repr(error)
     text = text if isinstance(error, JointError | ValueError) else f"{type(error).__name__}: {text}"
     if _SHORT_WRITE in text:

@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One checkpoint of a folder.
+    """One checkpoint.
 
     Attributes:
-        iteration: completed batches, from its name.
+        iteration: completed batches, from the folder's name; 0 for another name.
         path: its folder.
         manifest: None if it is missing or damaged.
         problems: why the checkpoint cannot be used, as far as manifest and file sizes show; empty if it can.
@@ -44,10 +44,11 @@ class Found:
     problems: tuple[str, ...]
 
     def content_problems(self, names: Iterable[str] | None = None) -> list[str]:
-        """Compare the checksums of the files `names` (all of them by default); empty without a manifest."""
+        """Compare the checksums of some files, by default all; without a manifest there is nothing to compare."""
         if self.manifest is None:
             return []
-        return manifest.content_problems(self.path, self.manifest, self.manifest.files if names is None else names)
+        names = self.manifest.files if names is None else names
+        return manifest.problems(self.path, self.manifest, names, contents=True)
 
 
 def name_of(iteration: int) -> str:
@@ -55,16 +56,24 @@ def name_of(iteration: int) -> str:
     return f"iter_{iteration:07d}"
 
 
+def judge(path: Path) -> Found:
+    """One checkpoint, judged by manifest and file sizes."""
+    iteration = int(path.name.removeprefix("iter_")) if _NAME.fullmatch(path.name) else 0
+    try:
+        content = manifest.read(path)
+    except ValueError as error:
+        return Found(iteration, path, None, (str(error),))
+    return Found(iteration, path, content, tuple(manifest.problems(path, content, content.files, contents=False)))
+
+
 def checkpoints(root: Path) -> list[Found]:
     """Every checkpoint of a folder, newest first, judged by manifest and file sizes.
 
     In a folder without any manifest, written by Megatron, the checkpoint that its pointer names counts as complete.
     """
-    if not root.is_dir():
-        return []
-    named = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-    found = [_judge(path, iteration) for iteration, path in sorted(named, reverse=True)]
-    if any((entry.path / manifest.NAME).exists() for entry in found):
+    paths = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
+    found = sorted(map(judge, paths), key=lambda entry: entry.iteration, reverse=True)
+    if any((path / manifest.NAME).exists() for path in paths):
         return found
     trusted = tracked(root)
     return [Found(entry.iteration, entry.path, None, ()) if entry.iteration == trusted else entry for entry in found]
@@ -78,41 +87,37 @@ def newest(root: Path) -> Found | None:
 def choose(
     known: Sequence[Found], root: Path, step: int | None, check: Callable[[Found], Sequence[str]] = lambda entry: ()
 ) -> tuple[Found | None, list[str]]:
-    """The checkpoint that a run with `--load root --ckpt-step step` starts from, and warnings.
+    """The checkpoint that a run with `--load root --ckpt-step step` starts from, and warnings about skipped ones.
 
     Args:
         known: the folder's checkpoints, newest first.
         root: the folder.
-        step: value of --ckpt-step; None takes the newest complete one.
+        step: None takes the newest complete checkpoint.
         check: reads a checkpoint and returns its problems.
 
     Returns:
-        None if there is none, or only a release checkpoint. The warnings name checkpoints that were skipped.
+        None if there is none, or only a release checkpoint.
 
     Raises:
-        ValueError: --ckpt-step names one that is missing or damaged, or all of them are damaged.
+        ValueError: there is none of that step, or no complete one.
     """
-    candidates = known if step is None else [entry for entry in known if entry.iteration == step]
+    given = f"--load {root}" + ("" if step is None else f" --ckpt-step {step}")
+    candidates = [entry for entry in known if step in (None, entry.iteration)]
     if step is not None and not candidates:
         there = ", ".join(str(entry.iteration) for entry in known) or "none"
-        raise ValueError(f"--ckpt-step {step}: no such checkpoint in --load {root}; there: {there}.")
-    damaged: list[tuple[Path, str]] = []
+        raise ValueError(f"{given}: no such checkpoint; there: {there}.")
+    damaged: list[str] = []
     for entry in candidates:
         if problems := entry.problems or check(entry):
-            damaged.append((entry.path, "; ".join(problems)))
+            damaged.append(f"{entry.path}: {'; '.join(problems)}")
             continue
-        warnings = [f"checkpoint {path} is skipped: {why}" for path, why in damaged]
+        warnings = [f"skipped a damaged checkpoint: {why}" for why in damaged]
         if entry.manifest is None:
             warnings.append(f"checkpoint {entry.path} has no {manifest.NAME}: it cannot be verified")
         return entry, warnings
-    if step is not None:
-        raise ValueError(f"--ckpt-step {step}: {damaged[0][0]} is damaged: {damaged[0][1]}.")
-    if damaged and not is_release(root):
-        # Starting from scratch would lose the run without a word.
-        listed = "; ".join(f"{path.name}: {why}" for path, why in damaged)
+    if damaged and not is_release(root):  # starting anew would lose the run without a word
         raise ValueError(
-            f"--load {root}: none of its {len(damaged)} checkpoints is complete ({listed}). Repair or remove them, or "
-            "leave --load out."
+            f"{given}: no complete checkpoint. Repair or remove them, or start anew. Damaged: {' | '.join(damaged)}"
         )
     return None, []
 
@@ -120,17 +125,16 @@ def choose(
 def locate(path: Path, step: int | None = None) -> Path:
     """Folder of the checkpoint that a run with `--load path --ckpt-step step` starts from, after reading all of it.
 
-    `path` may also be one checkpoint itself. Skipped checkpoints are named in the log.
+    `path` may also be one checkpoint. Skipped checkpoints are named in the log.
 
     Raises:
-        ValueError: as `choose`; there is no checkpoint of format torch_dist.
+        ValueError: as `choose`; or there is no checkpoint of format torch_dist.
     """
     if (path / _FORMAT).is_file():
         if step is not None:
             raise ValueError(f"--ckpt-step {step}: --load {path} is one checkpoint. Give the folder that it is in.")
-        entry = _judge(path, 0)
-        if (path / manifest.NAME).exists() and (problems := entry.problems or entry.content_problems()):
-            raise ValueError(f"--load {path} is damaged: {'; '.join(problems)}.")
+        if (path / manifest.NAME).exists():
+            choose([judge(path)], path, None, Found.content_problems)
         return path
     found, warnings = choose(checkpoints(path), path, step, Found.content_problems)
     for warning in warnings:
@@ -155,6 +159,13 @@ def is_release(root: Path) -> bool:
     return _pointer(root) == _RELEASE
 
 
+def _pointer(root: Path) -> str:
+    try:
+        return (root / TRACKER).read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def staging(root: Path) -> Path:
     """The folder in which checkpoints of `root` are written."""
     return root / STAGING
@@ -163,13 +174,12 @@ def staging(root: Path) -> Path:
 def clean_staging(root: Path) -> None:
     """Empty the staging folder. First publish a complete checkpoint found there: only its renaming was lost."""
     folder = staging(root)
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match and not (root / path.name).exists() and _is_complete(_judge(path, int(match[1]))):
-                publish(root, int(match[1]))
-                break
-        shutil.rmtree(folder, ignore_errors=True)
+    for entry in checkpoints(folder):
+        complete = entry.manifest and not entry.problems and not entry.content_problems()
+        if complete and not (root / entry.path.name).exists():
+            publish(root, entry.iteration)
+            break
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
@@ -178,10 +188,10 @@ def publish(root: Path, iteration: int) -> None:
 
     An older one of the same iteration is moved aside before and removed after.
     """
-    staged, final = staging(root) / name_of(iteration), root / name_of(iteration)
-    if final.exists():
-        os.replace(final, staging(root) / f"replaced_{name_of(iteration)}")
-    os.replace(staged, final)
+    name = name_of(iteration)
+    if (root / name).exists():
+        os.replace(root / name, staging(root) / f"replaced_{name}")
+    os.replace(staging(root) / name, root / name)
     sync_to_disk(root)
     write_atomically(root / TRACKER, str(iteration), sync=True)
     shutil.rmtree(staging(root), ignore_errors=True)
@@ -199,24 +209,5 @@ def delete(root: Path, iteration: int) -> None:
     if path.is_symlink():
         return  # it is kept elsewhere
     staging(root).mkdir(exist_ok=True)
-    os.replace(path, staging(root) / f"expired_{name_of(iteration)}")
+    os.replace(path, staging(root) / f"expired_{path.name}")
     shutil.rmtree(staging(root))
-
-
-def _pointer(root: Path) -> str:
-    try:
-        return (root / TRACKER).read_text().strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _judge(path: Path, iteration: int) -> Found:
-    try:
-        content = manifest.read(path)
-    except ValueError as error:
-        return Found(iteration, path, None, (str(error),))
-    return Found(iteration, path, content, tuple(manifest.size_problems(path, content)))
-
-
-def _is_complete(entry: Found) -> bool:
-    return not entry.problems and not entry.content_problems()

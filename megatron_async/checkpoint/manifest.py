@@ -5,6 +5,7 @@ It is written last, when every other file is on the disk. A checkpoint is comple
 file agrees with it.
 """
 
+import argparse
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,17 @@ class Manifest:
     arguments: Mapping[str, Any]
     versions: Mapping[str, str]
     wandb_run: str | None = None
+
+
+def json_value(value: Any) -> Any:
+    """An argument's value in JSON; other types as text."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def arguments_as_json(args: argparse.Namespace) -> dict[str, Any]:
+    """All public arguments by name as JSON values, except those that differ by rank."""
+    names = sorted(name for name in vars(args) if not name.startswith("_") and name not in ("rank", "local_rank"))
+    return {name: json_value(getattr(args, name)) for name in names}
 
 
 def file_names(folder: Path) -> list[str]:
@@ -92,32 +104,22 @@ def read(folder: Path) -> Manifest:
     return Manifest(**contents)
 
 
-def size_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Files that are missing or have another size than the manifest says; reads no file."""
-    problems = []
-    for name, facts in manifest.files.items():
+def problems(folder: Path, manifest: Manifest, names: Iterable[str], *, contents: bool) -> list[str]:
+    """The files among `names` that are missing or have changed: by size, with `contents` by checksum too."""
+    found = []
+    for name in names:
+        expected = manifest.files[name]
         try:
             size = (folder / name).stat().st_size
-        except OSError:
-            problems.append(f"{name} is missing")
-            continue
-        if size != facts.bytes:
-            problems.append(f"{name} has {size} bytes instead of {facts.bytes}")
-    return problems
-
-
-def content_problems(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
-    """The files among `names` that cannot be read or have another checksum than the manifest says."""
-    problems = []
-    for name in names:
-        try:
-            digest = measure(folder, [name])[name].sha256
+            facts = measure(folder, [name])[name] if contents and size == expected.bytes else expected
         except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror}")
+            found.append(f"{name} cannot be read: {error.strerror}")
             continue
-        if digest != manifest.files[name].sha256:
-            problems.append(f"{name} has changed: its checksum is not the one in {NAME}")
-    return problems
+        if size != expected.bytes:
+            found.append(f"{name} has {size} bytes instead of {expected.bytes}")
+        elif facts != expected:
+            found.append(f"{name} has changed: its checksum is not the one in {NAME}")
+    return found
 
 
 def _digest(text: str) -> str:

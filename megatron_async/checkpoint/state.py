@@ -1,46 +1,29 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The state of a delayed run that a synchronous one does not have, in the form in which Megatron saves state.
+"""Older weight versions of a delayed run, in the form in which Megatron saves a model.
 
-Older weight versions are saved like the newest: as sharded tensors of the model with the prefix `older.<age>.`, age
-in updates. The previous update of error feedback is part of the torch optimizer's state, like a momentum.
+They are saved like the newest: as sharded tensors of the model with the prefix `older.<age>.`, age in updates.
 """
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
-from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.utils import unwrap_model
 
 from megatron_async.mcore.checkpoint import SHARDED_DATA
-from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device
-from megatron_async.optim.corrections import PREVIOUS_UPDATE
 from megatron_async.pipeline.steps import History
 
 
-class NoHistory:
-    """A synchronous run's: the newest weights are all there is."""
-
-    depth = 0
-
-    def showing(self, age: int) -> AbstractContextManager[None]:
-        raise AssertionError("a synchronous run has no older weights")
-
-    def fill(self) -> None:
-        pass
-
-
 class SavedChunk:
-    """A model chunk with its older weight versions, in the place of the chunk in Megatron's save and load.
+    """A model chunk with its older weight versions; Megatron's save and load take it for the chunk.
 
     Args:
         chunk: the wrapped model chunk.
-        versions: number of older versions to be saved or loaded, the same on every rank.
-        history: where they are; None while loading, when no schedule is set up yet.
+        versions: number of older versions to save or load, the same on every rank.
+        history: the versions; None while loading, before there is a schedule, and for a synchronous run.
     """
 
     def __init__(self, chunk: Any, versions: int, history: History | None = None) -> None:
@@ -52,14 +35,11 @@ class SavedChunk:
         (inner,) = unwrap_model([self._chunk])
         state: dict[str, Any] = inner.sharded_state_dict(metadata=metadata)
         for age in range(1, self._versions + 1):
-            with self._shown(age):
-                older = {
-                    name: item
-                    for name, item in inner.sharded_state_dict(metadata=metadata).items()
-                    if isinstance(item, SHARDED_DATA)
-                }
+            with self._showing(age):
+                items = inner.sharded_state_dict(metadata=metadata).items()
+                older = {name: item for name, item in items if isinstance(item, SHARDED_DATA)}
                 for item in older.values():
-                    # Parameters are shown another version again after this block; their storage stays.
+                    # Parameters show another version after this block; the storage of this one stays.
                     item.data = item.data.detach() if self._history else torch.empty_like(item.data)
             add_prefix_for_sharding(older, _prefix(age))
             state |= {_prefix(age) + name: item for name, item in older.items()}
@@ -69,13 +49,12 @@ class SavedChunk:
         """Load the newest weights into the chunk; keep the older ones for `restore`."""
         for age in range(1, self._versions + 1):
             prefix = _prefix(age)
-            self._older[age] = {
-                name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)
-            }
+            names = [name for name in state if name.startswith(prefix)]
+            self._older[age] = {name.removeprefix(prefix): state.pop(name) for name in names}
         self._chunk.load_state_dict(state, strict=strict)
 
     def restore(self, history: History) -> None:
-        """Put the loaded older versions where a schedule expects them. Missing ages: the oldest there is."""
+        """Copy the loaded older versions into a schedule's history; for missing ages, the oldest there is."""
         if history.depth == 0:
             return
         history.fill()
@@ -85,10 +64,10 @@ class SavedChunk:
                 inner.load_state_dict(self._older[min(age, len(self._older))], strict=False)
         self._older.clear()
 
-    def _shown(self, age: int) -> AbstractContextManager[None]:
-        if self._history is None:
+    def _showing(self, age: int) -> AbstractContextManager[None]:
+        if self._history is None or self._history.depth == 0:
             return torch.no_grad()
-        return self._history.showing(min(age, self._history.depth)) if self._history.depth else torch.no_grad()
+        return self._history.showing(min(age, self._history.depth))
 
 
 def _prefix(age: int) -> str:
@@ -96,55 +75,7 @@ def _prefix(age: int) -> str:
 
 
 def largest(number: int) -> int:
-    """The largest of every rank's numbers. Collective."""
+    """The largest of all ranks' numbers. Collective."""
     values = torch.tensor([number], device=device())
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return int(values.item())
-
-
-def complete_optimizer_state(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter the state that its optimizer's first step would give it, where it has none yet.
-
-    A checkpoint describes the same tensors for all parameters, although a first step may have been skipped.
-    """
-    for inner in inner_optimizers(optimizer):
-        fill = inner.init_state_fn or _fill_momentum
-        inner.init_state_fn = fill
-        fill(inner.optimizer, inner.config)
-        if isinstance(inner.optimizer, torch.optim.Adam):  # AdamW is a subclass
-            for state in _states(inner.optimizer):
-                state.setdefault("step", torch.tensor(0.0))
-
-
-def has_previous_update(optimizer: MegatronOptimizer) -> bool:
-    """Whether corrections have left a previous update in the state of some parameter of this rank."""
-    return any(PREVIOUS_UPDATE in state for inner in inner_optimizers(optimizer) for state in _states(inner.optimizer))
-
-
-def expect_previous_update(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter a previous update: a checkpoint describes the same tensors for all.
-
-    Zeros where there is none: to be loaded over, or for parameters without delay, which corrections leave alone.
-    """
-    for inner in inner_optimizers(optimizer):
-        inner.extra_state_keys = (PREVIOUS_UPDATE,)
-        for param in _params(inner.optimizer):
-            inner.optimizer.state[param].setdefault(PREVIOUS_UPDATE, torch.zeros_like(param))
-
-
-def _fill_momentum(optimizer: torch.optim.Optimizer, config: Any) -> None:
-    """Megatron has no such function for SGD: a momentum of zeros gives the same first step as none."""
-    for group in optimizer.param_groups:
-        for param in group["params"] if group.get("momentum") else ():
-            if optimizer.state[param].get("momentum_buffer") is None:
-                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
-
-
-def _params(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    for param in _params(optimizer):
-        yield optimizer.state[param]

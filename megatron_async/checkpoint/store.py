@@ -1,51 +1,39 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Saving and loading a run: Megatron writes and reads, this module makes sure that nothing is lost on the way.
+"""Saves and loads a run. Megatron writes and reads the tensors; this module makes checkpoints complete and verified.
 
-A save is written into a staging folder, forced to the disk, read back, described by a manifest, and only then given
-its name; older ones are deleted after that. A load takes the newest checkpoint whose every byte is as it was written.
+A save is written into a staging folder, forced to the disk, read back, described by a manifest and renamed into place;
+then older checkpoints are deleted. A load takes the newest checkpoint whose files all agree with their checksums.
 An error on one rank is raised on all of them.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async.checkpoint import folder, manifest
+from megatron_async.checkpoint import folder, manifest, optimizer_state
 from megatron_async.checkpoint.agreement import Agreement, JointError
-from megatron_async.checkpoint.background import Notes, Writing, Written
-from megatron_async.checkpoint.manifest import Manifest
-from megatron_async.checkpoint.settings import fitted
-from megatron_async.checkpoint.state import (
-    NoHistory,
-    SavedChunk,
-    complete_optimizer_state,
-    expect_previous_update,
-    has_previous_update,
-    largest,
-)
+from megatron_async.checkpoint.background import Writing
+from megatron_async.checkpoint.manifest import FileFacts, Manifest
+from megatron_async.checkpoint.state import SavedChunk, largest
 from megatron_async.files import sync_to_disk
+from megatron_async.mcore import checkpoint as distributed
 from megatron_async.mcore.arguments import overridden
-from megatron_async.mcore.checkpoint import (
-    CheckpointPart,
-    arguments_of,
-    check_structure,
-    load_checkpoint,
-    plan_checkpoint,
-)
 from megatron_async.mcore.parallel import store
-from megatron_async.mcore.training import wandb_run as megatron_wandb_run
+from megatron_async.mcore.training import wandb_run
 from megatron_async.pipeline.steps import History
 from megatron_async.schedules.arguments import delay_pattern
 
-# What a manifest says of the state, beyond the arguments that the run was started with.
+# Facts about the state that a manifest holds besides the arguments that the run was started with.
 _FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
 
 _log = logging.getLogger(__name__)
@@ -56,7 +44,7 @@ class Checkpoints:
 
     Args:
         args: Megatron's arguments and ours.
-        model, optimizer, scheduler: as Megatron's `setup_model_and_optimizer` returns them.
+        model, optimizer, scheduler: of Megatron's `setup_model_and_optimizer`.
         versions: versions of the software, for the manifest.
     """
 
@@ -70,15 +58,14 @@ class Checkpoints:
     ) -> None:
         self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._versions = versions
-        self._everywhere = Agreement(args.distributed_timeout_minutes).on_all_ranks
-        self._asynchronous = bool(args.async_save)
+        self._agreement = Agreement(args.distributed_timeout_minutes)
         self._writing: Writing | None = None
         self._saves = itertools.count()
         self._loaded: list[SavedChunk] = []
         self.saved: int | None = None
         """Iteration of the newest checkpoint that this run has loaded or published."""
         self.scheduler_steps: Sequence[int] = ()
-        """Position in the learning-rate schedule for each model chunk, as loaded; a skipped update does not count."""
+        """Position in the learning-rate schedule for each model chunk, as loaded; skipped updates do not count."""
 
     def load(self) -> None:
         """Load what `--load` names into model, optimizer and scheduler; set `args.iteration`. Collective.
@@ -89,95 +76,87 @@ class Checkpoints:
         if args.load is None and args.pretrained_checkpoint is None:
             return
         found = self._find(Path(args.load)) if args.load else None
-        saved = arguments_of(found.path) if found else {}
-        older = int(saved.get("older_weight_versions", 0))
-        corrected = saved.get("has_previous_update", False) and delay_pattern(
-            argparse.Namespace(**saved)
-        ) == delay_pattern(args)
-        self._loaded = [SavedChunk(chunk, 0 if args.finetune else older) for chunk in self._model]
-        complete_optimizer_state(self._optimizer)
-        if corrected and args.staleness_correction != "none" and not args.no_load_optim and not args.finetune:
-            expect_previous_update(self._optimizer)
+        saved = distributed.arguments_of(found.path) if found else argparse.Namespace()
+        older = 0 if args.finetune else int(getattr(saved, "older_weight_versions", 0))
+        self._loaded = [SavedChunk(chunk, older) for chunk in self._model]
+        optimizer_state.complete(self._optimizer)
+        if self._continues_correction(saved):
+            optimizer_state.expect_previous_update(self._optimizer)
         if found and self._scheduler.wd_incr_style == "constant":
-            # Megatron insists on an equal length of the run for a weight decay that never changes.
-            self._scheduler.wd_incr_steps = saved.get("train_iters", args.train_iters) * args.global_batch_size
+            # Megatron wants an equal length of the run even for a constant weight decay.
+            self._scheduler.wd_incr_steps = getattr(saved, "train_iters", args.train_iters) * args.global_batch_size
         step = found.iteration if found else None
-        with overridden(args, ckpt_step=step), self._everywhere("loading a checkpoint failed"):
-            args.iteration, args.num_floating_point_operations_so_far = load_checkpoint(
-                self._loaded, self._optimizer, self._scheduler, self._fit
+        fit = partial(optimizer_state.fit, self._optimizer)
+        with overridden(args, ckpt_step=step), self._agreement.on_all_ranks("loading a checkpoint failed"):
+            args.iteration, args.num_floating_point_operations_so_far = distributed.load_checkpoint(
+                self._loaded, self._optimizer, self._scheduler, fit
             )
-        complete_optimizer_state(self._optimizer)
+        optimizer_state.complete(self._optimizer)
         self.saved = args.iteration if found else None
-        self.scheduler_steps = saved.get("scheduler_steps", ())
+        self.scheduler_steps = getattr(saved, "scheduler_steps", ())
 
-    def _fit(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's state besides tensors, for this run's optimizers."""
-        if "optimizer" in state:
-            state["optimizer"] = fitted(state["optimizer"], self._optimizer)
-        return state
+    def _continues_correction(self, saved: argparse.Namespace) -> bool:
+        """Whether the saved previous update is one of this run's: both delay the same parameters."""
+        args = self._args
+        if args.staleness_correction == "none" or args.no_load_optim or args.finetune:
+            return False
+        return getattr(saved, "has_previous_update", False) and delay_pattern(saved) == delay_pattern(args)
 
     def restore(self, histories: Sequence[History]) -> None:
-        """Hand the loaded older weight versions to a schedule, one history for each chunk."""
-        for index, history in enumerate(histories):
-            chunk = self._loaded[index] if self._loaded else SavedChunk(self._model[index], 0)
+        """Copy the loaded older weight versions into a schedule, which has one history for each chunk."""
+        chunks = self._loaded or [SavedChunk(chunk, 0) for chunk in self._model]
+        for chunk, history in zip(chunks, histories, strict=False):
             chunk.restore(history)
         self._loaded = []
 
     def prepare(self) -> None:
-        """Find out before training whether `--save` can be written to. Collective.
-
-        Raises:
-            JointError: it cannot.
-        """
+        """Raise JointError before training if `--save` cannot be written to. Collective."""
         if self._args.save:
             root = Path(self._args.save)
-            self._on_first_rank(lambda: folder.clean_staging(root), f"--save {root} cannot be written to")
+            self._agreement.on_first_rank(f"--save {root} cannot be written to", lambda: folder.clean_staging(root))
 
     def save(self, iteration: int, histories: Sequence[History]) -> None:
-        """Save the state after `iteration` batches; the pipe must be empty. Collective.
+        """Save the state after `iteration` batches; the pipeline must be empty. Collective.
 
-        With `--async-save` this returns when the tensors are copied; the rest follows behind the next batches, and
-        `finish` waits for it. The save before must be complete first.
+        With `--async-save` this returns when the tensors are copied; the rest runs beside the next batches until
+        `finish`. The save before must be complete first.
 
         Raises:
-            JointError: it could not be written, or the save before could not; older checkpoints are as they were.
+            JointError: it could not be written, or the save before could not. Older checkpoints stay as they were.
         """
         self.finish()
         args, root = self._args, Path(self._args.save)
-        what = _what_failed(root, iteration)
-        self._on_first_rank(lambda: folder.clean_staging(root), what)
-        complete_optimizer_state(self._optimizer)
+        asynchronous = bool(args.async_save)
+        self._agreement.on_first_rank(self._failure(iteration), lambda: folder.clean_staging(root))
+        optimizer_state.complete(self._optimizer)
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
         args.has_previous_update = args.staleness_correction != "none" and bool(
-            largest(has_previous_update(self._optimizer))
+            largest(optimizer_state.has_previous_update(self._optimizer))
         )
         if args.has_previous_update:
-            expect_previous_update(self._optimizer)
-        histories = histories or [NoHistory()] * len(self._model)
+            optimizer_state.expect_previous_update(self._optimizer)
         chunks = [
             SavedChunk(chunk, args.older_weight_versions, history)
-            for chunk, history in zip(self._model, histories, strict=True)
+            for chunk, history in itertools.zip_longest(self._model, histories)
         ]
         temporary = {"save": str(folder.staging(root)), "save_retain_interval": None, "async_save": False}
-        with self._emptying_on_error(root), overridden(args, **temporary), self._everywhere(what):
-            part = plan_checkpoint(
+        with self._saving(iteration), overridden(args, **temporary):
+            part = distributed.plan_checkpoint(
                 iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
             )
-            if self._asynchronous:
+            if asynchronous:
                 part.copy_tensors()
         self._writing = Writing(
+            part,
+            partial(self._publish, root, part, self._manifest(iteration)),
             iteration=iteration,
-            part=part,
-            notes=Notes(
-                f"save/{next(self._saves)}",
-                rank=dist.get_rank(),
-                ranks=dist.get_world_size(),
-                store=store(),
-            ),
-            publish=self._publication(root, iteration, part),
+            name=f"save/{next(self._saves)}",
+            rank=dist.get_rank(),
+            ranks=dist.get_world_size(),
+            store=store(),
             timeout_minutes=args.distributed_timeout_minutes,
         )
-        if not self._asynchronous:
+        if not asynchronous:
             self.finish()
 
     @property
@@ -187,97 +166,81 @@ class Checkpoints:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank could not write its share of a checkpoint in the background; `finish` raises it."""
+        """Whether this rank could not write its part of a checkpoint in the background; `finish` raises the error."""
         return self._writing is not None and self._writing.failed
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written, if any, is published. Collective.
 
         Raises:
-            JointError: it could not be written; older checkpoints are as they were.
+            JointError: it could not be written. Older checkpoints stay as they were.
         """
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        root = Path(self._args.save)
-        with self._emptying_on_error(root), self._everywhere(_what_failed(root, writing.iteration)):
-            writing.wait()
-        self.saved = writing.iteration
+        if writing is not None:
+            with self._saving(writing.iteration):
+                writing.wait()
+            self.saved = writing.iteration
+
+    def _failure(self, iteration: int) -> str:
+        return f"saving the checkpoint of iteration {iteration} in {self._args.save} failed"
 
     @contextlib.contextmanager
-    def _emptying_on_error(self, root: Path) -> Iterator[None]:
-        """Give the disk its space back if a save fails."""
+    def _saving(self, iteration: int) -> Iterator[None]:
+        """Make errors joint, and free the disk space of a failed save."""
+        root = Path(self._args.save)
         try:
-            yield
+            with self._agreement.on_all_ranks(self._failure(iteration)):
+                yield
         except JointError:
             if dist.get_rank() == 0:
                 with contextlib.suppress(OSError):
                     folder.clean_staging(root)
             raise
 
-    def _publication(self, root: Path, iteration: int, part: CheckpointPart) -> Callable[[Sequence[Written]], None]:
-        """What rank 0 does when every rank's part is there. Collective."""
-        args, wandb_run = self._args, megatron_wandb_run()
-        # As they are now: training goes on.
+    def _manifest(self, iteration: int) -> Manifest:
+        """The manifest without files; made before training goes on and changes the arguments. Collective."""
+        args = self._args
         arguments = args._resolved | {name: getattr(args, name) for name in _FACTS}
-        keep = args.keep_last or (1 if args.save_retain_interval else None)
-        milestone = args.save_retain_interval
+        return Manifest(iteration, {}, arguments, self._versions, wandb_run())
 
-        def publish(parts: Sequence[Written]) -> None:
-            staged = part.folder
-            part.write_index([written.results for written in parts])
-            check_structure(staged)
-            files = {name: entry for written in parts for name, entry in written.files.items()}
-            rest = [name for name in manifest.file_names(staged) if name not in files]
-            described = Manifest(
-                iteration=iteration,
-                files=files | manifest.measure(staged, rest, sync=True),
-                arguments=arguments,
-                versions=self._versions,
-                wandb_run=wandb_run,
-            )
-            sync_to_disk(staged)
-            manifest.write(staged, described)
-            folder.publish(root, iteration)
-            sys.stdout.write(f"> checkpoint of iteration {iteration} is complete: {root / folder.name_of(iteration)}\n")
-            sys.stdout.flush()
-            if keep:
-                for old in folder.expired(root, keep_last=keep, milestone=milestone):
-                    folder.delete(root, old)
-
-        return publish
+    def _publish(
+        self,
+        root: Path,
+        part: distributed.CheckpointPart,
+        described: Manifest,
+        results: Sequence[list[Any]],
+        written: Mapping[str, FileFacts],
+    ) -> None:
+        """On rank 0, when every rank's part is on the disk: complete the checkpoint and delete older ones."""
+        part.write_index(results)
+        distributed.check_structure(part.folder)
+        rest = [name for name in manifest.file_names(part.folder) if name not in written]
+        files = {**written, **manifest.measure(part.folder, rest, sync=True)}
+        sync_to_disk(part.folder)
+        manifest.write(part.folder, dataclasses.replace(described, files=files))
+        folder.publish(root, described.iteration)
+        place = root / folder.name_of(described.iteration)
+        sys.stdout.write(f"> checkpoint of iteration {described.iteration} is complete: {place}\n")
+        sys.stdout.flush()
+        milestone = self._args.save_retain_interval
+        if keep := self._args.keep_last or (1 if milestone else None):
+            for old in folder.expired(root, keep_last=keep, milestone=milestone):
+                folder.delete(root, old)
 
     def _find(self, root: Path) -> folder.Found | None:
         """The checkpoint to load, every file compared with its checksum; skipped ones are named. Collective."""
-        known = self._from_first_rank(lambda: folder.checkpoints(root))
-        with self._everywhere(""):
-            found, warnings = folder.choose(known, root, self._args.ckpt_step, self._content_problems)
+        known = self._agreement.on_first_rank("", lambda: folder.checkpoints(root))
+        with self._agreement.on_all_ranks(""):
+            found, warnings = folder.choose(known, root, self._args.ckpt_step, _content_problems)
         if dist.get_rank() == 0:
             for warning in warnings:
                 _log.warning("> %s", warning)
         return found
 
-    def _content_problems(self, found: folder.Found) -> list[str]:
-        """Problems with the files of a checkpoint; every rank reads its share of them. Collective."""
-        names = sorted(found.manifest.files if found.manifest else ())
-        gathered: list[list[str]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(gathered, found.content_problems(names[dist.get_rank() :: dist.get_world_size()]))
-        return [problem for part in gathered for problem in part]
 
-    def _from_first_rank(self, action: Callable[[], Any]) -> Any:
-        """What `action` returns on rank 0, on every rank."""
-        box: list[Any] = [None]
-        with self._everywhere(""):
-            if dist.get_rank() == 0:
-                box[0] = action()
-        dist.broadcast_object_list(box)
-        return box[0]
-
-    def _on_first_rank(self, action: Callable[[], None], what: str) -> None:
-        with self._everywhere(what):
-            if dist.get_rank() == 0:
-                action()
-
-
-def _what_failed(root: Path, iteration: int) -> str:
-    return f"saving the checkpoint of iteration {iteration} in {root} failed"
+def _content_problems(found: folder.Found) -> list[str]:
+    """Problems with the files of a checkpoint; every rank reads its share of them. Collective."""
+    names = sorted(found.manifest.files if found.manifest else ())
+    gathered: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(gathered, found.content_problems(names[dist.get_rank() :: dist.get_world_size()]))
+    return [problem for part in gathered for problem in part]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from megatron_async import platform
-from megatron_async.checkpoint import compatibility
+from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
 from megatron_async.config.parser import destinations, make_parser
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.dry_run:
         dry_run.pad_vocabulary(args)
     # Megatron changes some arguments while it builds the model; a checkpoint is compared with these.
-    args._resolved = compatibility.arguments_as_json(args)
+    args._resolved = arguments_as_json(args)
     return args
 
 

@@ -7,7 +7,7 @@ A broken rule gives one line: the given value, the rule with its numbers, and wh
 import argparse
 from collections.abc import Callable, Iterable
 
-from megatron_async.checkpoint import compatibility
+from megatron_async.checkpoint import rules as checkpoint
 from megatron_async.data.blend import missing_data_files
 from megatron_async.models import rules as models
 from megatron_async.optim import rules as optim
@@ -22,12 +22,12 @@ _ON_PARSED_VALUES: tuple[Rules, ...] = (
     training.problems,
     pipeline.problems,
     models.problems,
-    compatibility.interval,
+    checkpoint.problems,
 )
 _ON_DERIVED_VALUES: tuple[Rules, ...] = (
     pipeline.derived_problems,
     training.derived_problems,
-    compatibility.problems,
+    checkpoint.derived_problems,
     models.derived_problems,
 )
 
@@ -38,7 +38,7 @@ def before_megatron(args: argparse.Namespace, given: frozenset[str]) -> list[str
     Args:
         given: destinations of the options that the command line names.
     """
-    problems = [*optim.problems(args, given), *compatibility.ignored(given)]
+    problems = [*optim.problems(args, given), *checkpoint.ignored(given)]
     problems += (problem for rules in _ON_PARSED_VALUES for problem in rules(args))
     if not args.dry_run:
         problems += missing_data_files(args)

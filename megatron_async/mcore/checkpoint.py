@@ -27,9 +27,12 @@ from megatron_async.mcore.patches import temporary
 SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
 
 
-def load_common_state(checkpoint: Path) -> dict[str, Any]:
-    """Everything in a distributed checkpoint except tensors: the arguments, the iteration."""
-    return dist_checkpointing.load_common_state_dict(str(checkpoint))
+def arguments_of(checkpoint: Path) -> argparse.Namespace:
+    """Resolved arguments of the run that saved a checkpoint; empty if it holds none."""
+    args: argparse.Namespace = dist_checkpointing.load_common_state_dict(str(checkpoint)).get(
+        "args", argparse.Namespace()
+    )
+    return args
 
 
 def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
@@ -76,44 +79,46 @@ def load_checkpoint(
     return iteration, operations
 
 
-class CheckpointPart:
-    """This rank's part of a checkpoint that is planned and not written yet.
+class CheckpointPart(_filesystem.FileSystemWriterAsync):
+    """This rank's part of a checkpoint that all ranks have planned and none has written yet.
 
     Attributes:
-        folder: folder of the checkpoint.
-        file: name of this rank's file in it.
+        folder: of the checkpoint.
+        file: name of the file that this rank writes into it.
     """
 
-    def __init__(self, writer: "_PartWriter", index: Any) -> None:
-        self._writer, self._index = writer, index
-        self.folder, self.file = Path(writer.checkpoint_dir), writer.file
+    folder: Path
+    file: str
+    index: Any
+    _items: list[tuple[Any, Any]]
+
+    def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        """Keep the planned items; Megatron's writer would prepare its worker threads."""
+        self.folder = Path(self.checkpoint_dir)
+        self.file = f"{plan.storage_data.prefix}0{_filesystem.DEFAULT_SUFFIX}"
+        self._items = [(item, _plain_data(planner.resolve_data(item))) for item in plan.items]
 
     def copy_tensors(self) -> None:
-        """Copy every tensor to the host, so that training may change it before `write`."""
-        self._writer.items = [
-            (item, data.to("cpu", copy=True) if isinstance(data, torch.Tensor) else data)
-            for item, data in self._writer.items
+        """Copy every tensor to the host, so that it may change before `write`."""
+        self._items = [
+            (item, data.to("cpu", copy=True) if isinstance(data, torch.Tensor) else data) for item, data in self._items
         ]
 
     def write(self) -> list[Any]:
         """Write this rank's file and force it to the disk; return its entries for `write_index`.
 
-        Frees each tensor once it is written. An empty part leaves no file.
+        Tensors are freed one by one. An empty part writes no file.
         """
-        items, self._writer.items = self._writer.items[::-1], []
+        items, self._items = self._items[::-1], []
         results = []
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context((self.folder / self.file).open("wb")) if items else None
             while items:
                 item, data = items.pop()
+                data = _compact(data) if isinstance(data, torch.Tensor) else data
                 results.append(
                     _filesystem._write_item(
-                        self._writer.transforms,
-                        stream,
-                        _compact(data) if isinstance(data, torch.Tensor) else data,
-                        item,
-                        self.file,
-                        serialization_format=self._writer.serialization_format,
+                        self.transforms, stream, data, item, self.file, serialization_format=self.serialization_format
                     )
                 )
             if stream is not None:
@@ -122,30 +127,19 @@ class CheckpointPart:
         return results
 
     def write_index(self, results: Sequence[list[Any]]) -> None:
-        """Write the index from the results of every rank's `write`: on rank 0, when all files are there."""
-        self._writer.finish(self._index, list(results))
+        """On rank 0, when all files are there: write the index, given the result of every rank's `write`."""
+        self.finish(self.index, list(results))
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host, with storage of its own: a view would be written with the whole storage."""
+    """A tensor on the host whose storage holds nothing else; of a view, torch would save the whole base."""
     tensor = tensor.to("cpu")
     whole = tensor.untyped_storage().size() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 
 
-class _PartWriter(_filesystem.FileSystemWriterAsync):
-    """Keeps the planned items instead of preparing Megatron's worker threads."""
-
-    file: str
-    items: list[tuple[Any, Any]]
-
-    def prepare_write_data(self, plan: Any, planner: Any) -> None:
-        self.file = f"{plan.storage_data.prefix}0{_filesystem.DEFAULT_SUFFIX}"
-        self.items = [(item, _plain_data(planner.resolve_data(item))) for item in plan.items]
-
-
 def _plain_data(data: Any) -> Any:
-    """The data of a planned item; like Megatron, without quantized tensors."""
+    """The data of a planned item, quantized tensors dequantized, as in Megatron."""
     if not isinstance(data, torch.Tensor):
         return data
     return data.dequantize() if "dequantize" in type(data).__dict__ else data.detach()
@@ -160,16 +154,15 @@ class _PlanningStrategy(_torch_dist.TorchDistSaveShardedStrategy):
         kept, _, _ = _torch_dist._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, self.keep_only_main_replica
         )
-        writer = _PartWriter(checkpoint_dir)
+        self.part = CheckpointPart(checkpoint_dir)
         planner = _torch_dist.MCoreSavePlanner(
             dedup_replicated_tensors=not self.keep_only_main_replica,
             flatten_state_dict=False,
             flatten_sharded_tensors=False,
         )
-        (_, index, _), *_ = save_state_dict_async_plan(
-            _torch_dist.mcore_to_pyt_state_dict(kept, False), writer, planner=planner
+        (_, self.part.index, _), *_ = save_state_dict_async_plan(
+            _torch_dist.mcore_to_pyt_state_dict(kept, False), self.part, planner=planner
         )
-        self.part = CheckpointPart(writer, index)
 
 
 def plan_checkpoint(
@@ -199,12 +192,6 @@ def plan_checkpoint(
             preprocess_common_state_dict_fn=preprocess_common_state_dict,
         )
     return strategy.part
-
-
-def arguments_of(checkpoint: Path) -> dict[str, Any]:
-    """Resolved arguments of the run that saved a checkpoint, from Megatron's part of it; empty where it has none."""
-    args = load_common_state(checkpoint).get("args")
-    return {} if args is None else dict(vars(args))
 
 
 def check_structure(checkpoint: Path) -> None:

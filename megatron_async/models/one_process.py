@@ -15,7 +15,7 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_async.files import write_atomically
-from megatron_async.mcore.checkpoint import load_common_state, load_model_weights, save_model_weights
+from megatron_async.mcore import checkpoint as distributed
 from megatron_async.mcore.model import build_gpt
 from megatron_async.mcore.parallel import alone
 from megatron_async.models import gpt
@@ -26,7 +26,7 @@ _RELEASE = "release"
 
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
     """The arguments that a checkpoint was written with, changed to one process."""
-    args = copy.copy(load_common_state(checkpoint)["args"])
+    args = copy.copy(distributed.arguments_of(checkpoint))
     args.world_size = args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.expert_tensor_parallel_size = args.context_parallel_size = 1
     args.data_parallel_size, args.rank = 1, 0
@@ -60,7 +60,7 @@ def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Mo
 
 def load(chunk: torch.nn.Module, checkpoint: Path) -> None:
     """Read the model's weights, and nothing else, from a distributed checkpoint."""
-    load_model_weights(chunk, checkpoint)
+    distributed.load_model_weights(chunk, checkpoint)
 
 
 def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path:
@@ -73,6 +73,6 @@ def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path
         raise ValueError(f"{folder}: holds checkpoints already; give a new folder.")
     checkpoint = folder / _RELEASE
     checkpoint.mkdir(parents=True)
-    save_model_weights(chunk, args, checkpoint)
+    distributed.save_model_weights(chunk, args, checkpoint)
     write_atomically(folder / _TRACKER, _RELEASE)
     return checkpoint

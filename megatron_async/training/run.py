@@ -14,7 +14,8 @@ from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
 from megatron_async import reference
-from megatron_async.checkpoint import compatibility, folder
+from megatron_async.checkpoint import folder
+from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.mcore.build import setup_model_and_optimizer
@@ -251,7 +252,7 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     """The last rank logs: it is on the last stage, where the loss is, and it is where Megatron's users look."""
     log = None
     if args.rank == args.world_size - 1:
-        config = {"arguments": compatibility.arguments_as_json(args), "versions": versions()}
+        config = {"arguments": arguments_as_json(args), "versions": versions()}
         log = Log(
             metrics_file=MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None,
             writer=get_tensorboard_writer(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-from megatron_async.checkpoint.settings import fitted
+from megatron_async.checkpoint.optimizer_state import fit
 
 
 def group(wd_mult: float, *, experts: bool = False, **settings: Any) -> dict[str, Any]:
@@ -21,6 +21,10 @@ def chain(*members: Any) -> Any:
     optimizer = ChainedOptimizer.__new__(ChainedOptimizer)
     optimizer.chained_optimizers = list(members)
     return optimizer
+
+
+def fitted(tree: Any, optimizer: Any) -> Any:
+    return fit(optimizer, {"optimizer": tree, "iteration": 7})["optimizer"]
 
 
 def saved(*groups: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import argparse
 
 import pytest
 
-from megatron_async.checkpoint import compatibility
+from megatron_async.checkpoint import rules
 
 SAVED = {"num_layers": 4, "optimizer": "adam", "train_iters": 100, "lr": 0.1, "lr_decay_iters": None, "seed": 7}
 
@@ -34,7 +34,7 @@ def arguments(**changes: object) -> argparse.Namespace:
     ],
 )
 def test_what_cannot_change_is_named(tmp_path, changes, flag):
-    (problem,) = compatibility.differences(arguments(**changes), SAVED, tmp_path)
+    (problem,) = rules.differences(arguments(**changes), SAVED, tmp_path)
     assert flag in problem and str(tmp_path) in problem
 
 
@@ -49,7 +49,7 @@ def test_what_cannot_change_is_named(tmp_path, changes, flag):
     ],
 )
 def test_what_can_change(tmp_path, changes):
-    assert list(compatibility.differences(arguments(**changes), SAVED, tmp_path)) == []
+    assert list(rules.differences(arguments(**changes), SAVED, tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_what_can_change(tmp_path, changes):
 def test_a_correction_does_not_become_another(tmp_path, before, now, refused):
     changes = {"staleness_correction": now, "correction_strength": 0.5}
     saved = SAVED | {"staleness_correction": before, "correction_strength": 1.0}
-    problems = list(compatibility.differences(arguments(**changes), saved, tmp_path))
+    problems = list(rules.differences(arguments(**changes), saved, tmp_path))
     assert [f"--staleness-correction is {now}" in problem for problem in problems] == [True] * refused
-    assert list(compatibility.differences(arguments(**changes, no_load_optim=True), saved, tmp_path)) == []
+    assert list(rules.differences(arguments(**changes, no_load_optim=True), saved, tmp_path)) == []
 
 
 def test_options_that_would_do_nothing_are_named():
@@ -78,7 +78,7 @@ def test_options_that_would_do_nothing_are_named():
         max_consecutive_skips=10,
         async_save=True,
     )
-    (folder,) = compatibility.problems(args)
+    (folder,) = rules.derived_problems(args)
     assert "--async-save without --save" in folder
-    worker, strategy = compatibility.ignored({"async_save", "use_persistent_ckpt_worker", "async_strategy"})
+    worker, strategy = rules.ignored({"async_save", "use_persistent_ckpt_worker", "async_strategy"})
     assert "--use-persistent-ckpt-worker" in strategy and "--async-strategy" in worker
