@@ -8,29 +8,20 @@ Exit status 2: the input or an option cannot be used; standard error says why, a
 import argparse
 import sys
 import warnings
+from dataclasses import fields
 
 from megatron_async.data.preprocess import InputError, PreprocessOptions, Progress, preprocess
-from megatron_async.data.sources import FORMATS, TEXT_UNITS, ReadOptions
+from megatron_async.data.sources import FORMATS, TEXT_UNITS
 from megatron_async.data.tokenizer import tokenizer_namespace
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the tool; return the exit status, 2 for input that cannot be used."""
     chosen = vars(_parser().parse_args(arguments))
-    read = ReadOptions(
-        keys=tuple(chosen.pop("json_keys")),
-        text_unit=chosen.pop("text_unit"),
-        dataset_config=chosen.pop("dataset_config"),
-        dataset_split=chosen.pop("dataset_split"),
-    )
     options = PreprocessOptions(
         inputs=tuple(chosen.pop("input")),
-        output_prefix=chosen.pop("output_prefix"),
-        input_format=chosen.pop("input_format"),
-        read=read,
-        append_eod=chosen.pop("append_eod"),
-        workers=chosen.pop("workers"),
-        log_interval=chosen.pop("log_interval"),
+        keys=tuple(chosen.pop("json_keys")),
+        **{field.name: chosen.pop(field.name) for field in fields(PreprocessOptions) if field.name in chosen},
     )
     del chosen["partitions"], chosen["keep_sequential_samples"]
     # Megatron warns of GPU libraries that are missing; tokenizing needs none.
@@ -44,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"preprocess_data: nothing was written: {error}", file=sys.stderr)
         return 1
     print(f"{done.documents:,} documents, {done.tokens:,} tokens, {done.empty:,} empty texts left out")
-    for key in read.keys:
+    for key in options.keys:
         print(f"{options.output(key)}.bin, .idx")
     return 0
 

@@ -26,7 +26,7 @@ from megatron_async.data.tokenizer import build_tokenizer
 logger = logging.getLogger(__name__)
 
 SampleCounts = Sequence[int | None]
-# In a longer blend the default surplus exceeds any rounding, so it is not worth drawing it beforehand.
+# In a longer blend the default surplus exceeds any rounding.
 _LARGEST_TRIAL = 1_000_000
 
 
@@ -36,17 +36,16 @@ def train_valid_test_datasets(
     """Build training, validation and test data sets. With a process group, every rank must call this.
 
     Args:
-        args: validated Megatron arguments; `missing_data_files(args)` found nothing.
+        args: validated arguments for which `missing_data_files(args)` is empty.
         num_samples: samples to draw for training, validation and test; None means one pass over the set.
         tokenizer: Megatron tokenizer; None builds the one that `args` name.
         vp_stage: virtual pipeline stage, None without virtual stages.
 
     Returns:
-        Three data sets; a part without data is None, and all are None on ranks that need none
-        (`is_built_on_rank`). With `--multiple-validation-sets` the second is a list. Samples are dictionaries
-        of `tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float32), shape (sequence length,),
-        and, unless switched off, a bool `attention_mask` of shape (1, sequence length, sequence length), True
-        where attention is barred.
+        Three data sets; a part without data is None, and all are None on ranks that need none (`is_built_on_rank`).
+        With `--multiple-validation-sets` the second is a list. Samples are dictionaries of `tokens`, `labels`,
+        `position_ids` (int64) and `loss_mask` (float32), shape (sequence length,), and, unless switched off, a bool
+        `attention_mask` of shape (1, sequence length, sequence length), True where attention is barred.
     """
     sources = DataSources(None, None, ()) if args.mock_data else data_sources(args)
     if sources.problems:
@@ -71,7 +70,7 @@ def train_valid_test_datasets(
 def is_built_on_rank(args: argparse.Namespace, vp_stage: int | None = None) -> bool:
     """Whether this rank reads data: the first tensor-parallel rank of the first and the last pipeline stage.
 
-    Masks between documents inside a sample are needed wherever there is attention, so on every stage.
+    With document masks, which every attention layer needs, of every stage.
     """
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return False
@@ -81,60 +80,46 @@ def is_built_on_rank(args: argparse.Namespace, vp_stage: int | None = None) -> b
     return bool(parallel_state.is_pipeline_first_stage(**where) or parallel_state.is_pipeline_last_stage(**where))
 
 
+# Fields of the data set configuration that are arguments of the same name.
+_SAME_NAMES = (
+    *("multiple_validation_sets", "full_validation", "num_dataset_builder_threads", "mmap_bin_files"),
+    *("allow_ambiguous_pad_tokens", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
+    *("object_storage_cache_path", "data_parallel_size", "hybrid_context_parallel", "context_parallel_size"),
+)
+
+
 def dataset_config(
-    args: argparse.Namespace,
-    sources: DataSources,
-    tokenizer: Any,
-    num_samples: SampleCounts,
-    cache: str | None,
+    args: argparse.Namespace, sources: DataSources, tokenizer: Any, num_samples: SampleCounts, cache: str | None
 ) -> GPTDatasetConfig:
-    """Megatron's data set configuration for these arguments, with the sample orders kept in `cache`."""
-    per_split = sources.per_split
+    """Megatron's data set configuration for these arguments; sample orders are cached in the folder `cache`."""
+    per_split, sequences = sources.per_split, args.per_dataset_sequences_path
     return GPTDatasetConfig(
+        **{name: getattr(args, name) for name in _SAME_NAMES},
         random_seed=args.seed,
         sequence_length=args.seq_length,
         blend=sources.blend and sources.blend.for_megatron(),
         blend_per_split=per_split and [blend and blend.for_megatron() for blend in per_split],
         split=args.split if per_split is None else None,
-        multiple_validation_sets=args.multiple_validation_sets,
-        full_validation=args.full_validation,
-        num_dataset_builder_threads=args.num_dataset_builder_threads,
         path_to_cache=cache,
-        mmap_bin_files=args.mmap_bin_files,
         tokenizer=tokenizer,
         mid_level_dataset_surplus=_surplus(args.mid_level_dataset_surplus, sources, num_samples),
-        allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
         fast_cache_load=args.dataloader_fast_cache_load,
         defer_npy_index_mmap=args.dataloader_defer_npy_index_mmap,
-        reset_position_ids=args.reset_position_ids,
-        reset_attention_mask=args.reset_attention_mask,
-        eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.create_attention_mask_in_dataloader,
-        object_storage_cache_path=args.object_storage_cache_path,
-        data_parallel_size=args.data_parallel_size,
         sequence_parallel_size=args.tensor_model_parallel_size if args.sequence_parallel else 0,
-        hybrid_context_parallel=args.hybrid_context_parallel,
-        sequences_per_dataset=_sequences_per_dataset(args.per_dataset_sequences_path),
-        context_parallel_size=args.context_parallel_size,
+        sequences_per_dataset=None if sequences is None else json.loads(Path(sequences).read_text()),
         inter_document_masking=args.dataloader_inter_document_masking,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BlendShare:
-    """What one set contributes to a blend.
-
-    Attributes:
-        prefix: the set's data prefix.
-        samples: samples drawn from it.
-        share: part of all samples.
-        epochs: how often its tokens are read.
-    """
+    """Contribution of one set to a blend."""
 
     prefix: str
-    samples: int
-    share: float
-    epochs: float
+    samples: int  # drawn from it
+    share: float  # of all samples
+    epochs: float  # how often its tokens are read
 
     def __str__(self) -> str:
         return f"{self.prefix}: {self.samples} samples, {self.share:.2%} of all, {self.epochs:.2f} epochs"
@@ -142,30 +127,21 @@ class BlendShare:
 
 def blend_shares(blended: BlendedDataset) -> list[BlendShare]:
     """The realized shares of a blend, in the order of its sets."""
-    drawn = np.bincount(blended.dataset_index, minlength=len(blended.datasets))
-    return [
-        BlendShare(
-            prefix=dataset.dataset_path,
-            samples=int(samples),
-            share=float(samples / max(1, len(blended))),
-            epochs=float(samples) * dataset.config.sequence_length / _tokens(dataset),
-        )
-        for dataset, samples in zip(blended.datasets, drawn, strict=True)
-    ]
-
-
-def _tokens(dataset: GPTDataset) -> int:
-    """Tokens in one pass over the documents of this part."""
-    return int(dataset.dataset.sequence_lengths[dataset.indices].sum())
+    shares = []
+    drawn = np.bincount(blended.dataset_index, minlength=len(blended.datasets)).tolist()
+    for dataset, samples in zip(blended.datasets, drawn, strict=True):
+        tokens = int(dataset.dataset.sequence_lengths[dataset.indices].sum())
+        epochs = samples * dataset.config.sequence_length / tokens
+        shares.append(BlendShare(dataset.dataset_path, samples, samples / max(1, len(blended)), epochs))
+    return shares
 
 
 def sufficient_surplus(weights: Sequence[float], samples: int, given: float) -> float:
     """Smallest surplus, at least `given`, with which no set of a blend runs out.
 
-    Megatron prepares ceil(ceil(samples x weight) x (1 + surplus)) samples of each set and then draws from
-    whichever lags most. The total is the sum of the rounded-up shares, so with many small sets the large ones
-    are asked for more than was prepared, and Megatron stops. Drawing the blend beforehand gives the counts it
-    will ask for.
+    Megatron prepares ceil(ceil(samples x weight) x (1 + surplus)) samples of each set, then draws from the set that
+    lags most. The total is the sum of the rounded-up shares, so with many small sets the large ones are asked for more
+    than was prepared, and Megatron stops. Drawing the blend beforehand gives the counts that it will ask for.
     """
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
     targets = np.array([math.ceil(samples * share) for share in shares.tolist()])
@@ -192,7 +168,7 @@ def _surplus(given: float, sources: DataSources, num_samples: SampleCounts) -> f
 
 
 def _own_cache(args: argparse.Namespace, sources: DataSources) -> str | None:
-    """Our folder for sample orders; None where Megatron reads caches prepared elsewhere, or needs none."""
+    """Our folder for sample orders; None where Megatron reads prepared caches or needs none."""
     prefixes = list(sources.prefixes())
     prepared = args.dataloader_fast_cache_load or args.dataloader_defer_npy_index_mmap
     if prepared or not prefixes or not all(is_local(prefix) for prefix in prefixes):
@@ -201,10 +177,6 @@ def _own_cache(args: argparse.Namespace, sources: DataSources) -> str | None:
 
 
 def _writing(cache: str | None) -> contextlib.AbstractContextManager[None]:
-    """Guard the folder on the rank that writes to it, which for Megatron is global rank 0."""
+    """Lock the folder on the rank that writes to it: global rank 0."""
     writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     return building(cache) if writes and cache is not None else contextlib.nullcontext()
-
-
-def _sequences_per_dataset(path: str | None) -> dict[str, Any] | None:
-    return None if path is None else json.loads(Path(path).read_text())

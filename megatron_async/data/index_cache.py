@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Where Megatron keeps the sample order it computes for a data set, and how a stale or torn one is kept out.
+"""Folders for Megatron's sample orders that keep stale and incomplete files out.
 
-Megatron names a cached order by path, seed, sequence length and the like, not by content, and takes any file
-of that name as complete. Data written anew under an old name would then be read in an order made for other
-documents, and a run killed while it writes would leave a file that breaks the next. So the cache lies in a
-folder named after the content of the indices, and a marker tells a build that did not end.
+Megatron names a cached order by path, seed, sequence length and the like, not by content, and takes every file of that
+name as complete. Data rewritten under an old name would be read in the order of other documents, and a run killed while
+it writes would break the next one. So the folder is named by the content of the indices, and a marker shows a build
+that did not end.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _LOCK = ".lock"
 def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
     """Folder for the sample orders of these data sets.
 
-    The order depends on the lengths of the documents only, that is on the `.idx` files: their sizes and first
-    and last MiB make the name, the same on every machine that reads the same data.
+    An order depends on the lengths of the documents only, so on the `.idx` files. Their sizes and first and last MiB
+    make the name, the same on every machine that reads the same data.
 
     Args:
         prefixes: data prefixes, at least one.
@@ -44,10 +44,10 @@ def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
 
 @contextlib.contextmanager
 def building(folder: str) -> Iterator[None]:
-    """Hold the folder while its files are built or found complete; clear what a killed build left in it.
+    """Lock the folder while its files are built or read for the first time; remove what a killed build left.
 
-    Only the process that writes may enter (Megatron: global rank 0). A folder that cannot be written is left
-    alone: a complete cache can be read from there.
+    Only the process that writes may enter (Megatron: global rank 0). A folder without write permission is left alone:
+    a complete cache can be read from it.
     """
     path = Path(folder)
     try:

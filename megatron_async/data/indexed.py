@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Writing Megatron's indexed data sets (`PREFIX.bin`, `PREFIX.idx`); a reader never sees half of one."""
+"""Writes Megatron's indexed data sets (`PREFIX.bin`, `PREFIX.idx`); readers never see an incomplete one."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import ArrayLike
 
 
 class IndexedWriter:
-    """Writes one data set, one document after the other; `commit` makes it visible under its prefix.
+    """Writes one data set document by document; `commit` publishes it under its prefix.
 
-    Used as a context manager it throws everything away unless `commit` was called. Tokens take 2 bytes where
-    the vocabulary allows it, else 4.
+    As a context manager it removes everything that was not committed. Tokens take 2 bytes where the vocabulary allows
+    it, else 4. Where the disk is full, the OSError names the file.
 
     Attributes:
         documents: number of documents added.
@@ -43,39 +44,46 @@ class IndexedWriter:
             ids: token ids, shape (tokens,), at least one.
 
         Raises:
-            ValueError: if an id is outside the vocabulary.
+            ValueError: an id is outside the vocabulary.
         """
         array = np.asarray(ids, dtype=np.int64)
         assert array.ndim == 1 and array.size > 0
         if array.min() < 0 or array.max() >= self._vocab_size:
             outside = array[(array < 0) | (array >= self._vocab_size)][0]
             raise ValueError(
-                f"document {self.documents} holds token id {outside}, but the vocabulary has "
-                f"{self._vocab_size} tokens (0 to {self._vocab_size - 1}). The tokenizer and its vocabulary "
-                "size do not fit together."
+                f"document {self.documents} holds token id {outside}, but the vocabulary has {self._vocab_size} tokens "
+                f"(0 to {self._vocab_size - 1}). The tokenizer and its vocabulary size do not fit together."
             )
-        self._builder.add_document(array, [array.size])
+        with self._named_errors():
+            self._builder.add_document(array, [array.size])
         self.documents += 1
         self.tokens += array.size
 
     def commit(self) -> None:
-        """Finish both files and move them to their names."""
-        self._builder.finalize(get_idx_path(self._temporary))
-        # Without an index nothing can be read, so no moment pairs a new file with an old one.
+        """Finish both files and rename them."""
+        with self._named_errors():
+            self._builder.finalize(get_idx_path(self._temporary))
+        # Without an index nothing can be read, so a new file is never paired with an old one.
         Path(get_idx_path(self.prefix)).unlink(missing_ok=True)
         os.replace(get_bin_path(self._temporary), get_bin_path(self.prefix))
         os.replace(get_idx_path(self._temporary), get_idx_path(self.prefix))
 
     def discard(self) -> None:
-        """Remove what was written and not committed."""
-        self._builder.data_file.close()
+        """Remove everything that was not committed."""
+        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
+            self._builder.data_file.close()
         for path in (get_bin_path(self._temporary), get_idx_path(self._temporary)):
             Path(path).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, get_bin_path(self.prefix)) from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.discard()

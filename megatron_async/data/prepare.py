@@ -16,31 +16,30 @@ from typing import Any
 
 import tokenizers
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import track
 
 from megatron_async.data.stdlib_corpus import Corpus, Document, read_corpus
 from megatron_async.data.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
 
-# Raised when the same input would give other files: then older folders are rebuilt.
+# Raised when the same input would give other files; older folders are then rebuilt.
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAIN_NAME = "train_text_document"
 VALID_NAME = "valid_text_document"
-# Index caches: ours, and the one Megatron keeps in a folder named like the data prefix.
-_CACHES = {"index_cache", TRAIN_NAME, VALID_NAME}
 _OWN_ENTRIES = {
     MANIFEST,
     TOKENIZER_FOLDER,
-    *(f"{name}.{suffix}" for name in (TRAIN_NAME, VALID_NAME) for suffix in ("bin", "idx")),
-    *_CACHES,
+    *(f"{name}{ending}" for name in (TRAIN_NAME, VALID_NAME) for ending in (".bin", ".idx")),
+    # Index caches: ours, and the one that Megatron keeps in a folder named like the data prefix.
+    *("index_cache", TRAIN_NAME, VALID_NAME),
 }
 _ENCODE_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """Size of one part of the corpus: documents, bytes of text, tokens with the end-of-document tokens."""
+    """Size of one part of the corpus: documents, bytes of text, tokens including the end-of-document tokens."""
 
     documents: int
     bytes: int
@@ -49,16 +48,14 @@ class PartCounts:
 
 @dataclass(frozen=True, slots=True)
 class CorpusPaths:
-    """Where a prepared corpus lies.
+    """A prepared corpus.
 
     Attributes:
         folder: holds everything below.
-        train_prefix: Megatron data prefix (without `.bin`, `.idx`) of the training part.
-        valid_prefix: the same for the held-out part.
+        train_prefix, valid_prefix: Megatron data prefixes of the training part and the held-out part.
         tokenizer: Hugging Face tokenizer folder.
         vocab_size: tokens in the vocabulary, special ones included.
-        train: size of the training part.
-        valid: size of the held-out part.
+        train, valid: sizes of the parts.
     """
 
     folder: Path
@@ -72,33 +69,25 @@ class CorpusPaths:
     def megatron_arguments(self) -> list[str]:
         """Command-line arguments for a run on this corpus."""
         return [
-            "--tokenizer-type",
-            TOKENIZER_TYPE,
-            "--tokenizer-model",
-            str(self.tokenizer),
-            "--train-data-path",
-            self.train_prefix,
-            "--valid-data-path",
-            self.valid_prefix,
+            *("--tokenizer-type", TOKENIZER_TYPE, "--tokenizer-model", str(self.tokenizer)),
+            *("--train-data-path", self.train_prefix, "--valid-data-path", self.valid_prefix),
         ]
 
 
 def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | None = None) -> CorpusPaths:
-    """Have the corpus, its tokenizer and its data files in `folder`; build them only if they are not there.
+    """Return the corpus, its tokenizer and its data files in `folder`, building them if they are not there.
 
-    What is there is taken if its manifest names the same interpreter, source files, vocabulary size and
-    format, and every file still has the digest written down. Anything else is rebuilt beside `folder` and
-    swapped in, so a build cut short leaves no folder that looks complete. Of several processes one builds and
-    the others wait for it.
+    Existing files are reused if their manifest names the same interpreter, source files, vocabulary size and format,
+    and every file has the recorded digest. Anything else is rebuilt beside `folder` and swapped in, so an interrupted
+    build leaves no folder that looks complete. Of several processes one builds and the others wait.
 
     Args:
-        folder: where the files go; created. To build, its parent must be writable.
-        vocab_size: most tokens the vocabulary may have.
-        root: folder of `*.py` files to take instead of the standard library.
+        folder: created if missing. To build, its parent must be writable.
+        vocab_size: most tokens that the vocabulary may have.
+        root: folder of `*.py` files to read instead of the standard library.
 
     Raises:
-        ValueError: if `folder` holds files of somebody else, `vocab_size` is too small or `root` has too few
-            files.
+        ValueError: `folder` holds foreign files, `vocab_size` is too small or `root` has too few files.
     """
     folder = Path(folder)
     corpus = read_corpus(root)
@@ -106,28 +95,34 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
     manifest = _valid_manifest(folder, digest)
     if manifest is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder.parent / f".{folder.name}.lock"):
+        with _locked(folder.parent / f".{folder.name}.lock"):
             # Another process may have built it while this one waited.
             manifest = _valid_manifest(folder, digest) or _rebuild(folder, corpus, vocab_size, digest)
-    return _paths(folder, manifest)
+    return CorpusPaths(
+        folder=folder,
+        train_prefix=str(folder / TRAIN_NAME),
+        valid_prefix=str(folder / VALID_NAME),
+        tokenizer=folder / TOKENIZER_FOLDER,
+        vocab_size=manifest["vocab_size"],
+        train=PartCounts(**manifest["train"]),
+        valid=PartCounts(**manifest["valid"]),
+    )
 
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file. Name a folder for the corpus, new or written by an earlier call.")
-    foreign = (
-        sorted(entry.name for entry in folder.iterdir() if entry.name not in _OWN_ENTRIES) if folder.exists() else []
-    )
+    entries = folder.iterdir() if folder.exists() else ()
+    foreign = sorted(entry.name for entry in entries if entry.name not in _OWN_ENTRIES)
     if foreign:
         raise ValueError(
             f"{folder} holds {len(foreign)} entries that do not belong to a prepared corpus "
-            f"({', '.join(foreign[:5])}). The folder is replaced as a whole when it is rebuilt: name an "
-            "empty or new one."
+            f"({', '.join(foreign[:5])}). It is replaced as a whole when it is rebuilt: name an empty or new folder."
         )
 
 
 def _digest(corpus: Corpus, vocab_size: int) -> str:
-    """Everything the built files depend on."""
+    """Digest of everything that the built files depend on."""
     parts = {"train": corpus.train, "valid": corpus.valid}
     identity = {
         "format": FORMAT_VERSION,
@@ -140,23 +135,22 @@ def _digest(corpus: Corpus, vocab_size: int) -> str:
 
 
 @contextlib.contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Hold `lock`; the system lets go of it when the process dies."""
-    with lock.open("w") as file:
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; the system releases it when the process dies."""
+    with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _valid_manifest(folder: Path, digest: str) -> dict[str, Any] | None:
-    """The folder's manifest if it belongs to `digest` and every file is as it was written."""
+    """The folder's manifest, if it has this digest and every file is unchanged."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        if manifest["digest"] != digest:
-            return None
-        intact = all(_file_digest(folder / name) == written for name, written in manifest["files"].items())
+        files = manifest["files"].items()
+        valid = manifest["digest"] == digest and all(_file_digest(folder / name) == written for name, written in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if intact else None
+    return manifest if valid else None
 
 
 def _file_digest(path: Path) -> str:
@@ -167,7 +161,7 @@ def _file_digest(path: Path) -> str:
 def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict[str, Any]:
     """Build beside `folder` and swap the result in. The caller holds the lock."""
     _refuse_foreign_folder(folder)
-    for leftover in folder.parent.glob(f".{folder.name}.building-*"):  # of builds that were killed
+    for leftover in folder.parent.glob(f".{folder.name}.building-*"):  # of killed builds
         shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.building-", dir=folder.parent))
     try:
@@ -175,7 +169,7 @@ def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict
         manifest = {"digest": digest, **_build(temporary, corpus, vocab_size)}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         if folder.exists():
-            # Also named as a leftover, so that the next build removes it if this process dies in between.
+            # Named like a leftover, so that the next build removes it if this process dies in between.
             os.rename(folder, f"{temporary}-replaced")
         os.rename(temporary, folder)
     finally:
@@ -186,55 +180,29 @@ def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict
 
 def _build(folder: Path, corpus: Corpus, vocab_size: int) -> dict[str, Any]:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        step = progress.add_task("Training the tokenizer", total=None)
+    with console.status("Training the tokenizer"):
         tokenizer = train_tokenizer((document.text for document in corpus.train), vocab_size)
-        save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
-        progress.update(step, description="Tokenizing", total=len(corpus.train) + len(corpus.valid))
-        counts = {
-            part: asdict(_write_part(folder / name, documents, tokenizer, progress, step))
-            for part, name, documents in (
-                ("train", TRAIN_NAME, corpus.train),
-                ("valid", VALID_NAME, corpus.valid),
-            )
-        }
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        "vocab_size": tokenizer.get_vocab_size(),
-        **counts,
-        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+    save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+    counts = {
+        "train": asdict(_write_part(folder / TRAIN_NAME, corpus.train, tokenizer, console)),
+        "valid": asdict(_write_part(folder / VALID_NAME, corpus.valid, tokenizer, console)),
     }
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {path.relative_to(folder).as_posix(): _file_digest(path) for path in files}
+    return {"vocab_size": tokenizer.get_vocab_size(), **counts, "files": digests}
 
 
 def _write_part(
-    prefix: Path,
-    documents: Sequence[Document],
-    tokenizer: tokenizers.Tokenizer,
-    progress: Progress,
-    step: TaskID,
+    prefix: Path, documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, console: Console
 ) -> PartCounts:
-    # Importing Megatron takes seconds, which a call that only reuses files need not spend.
-    from megatron_async.data.indexed import IndexedWriter
+    from megatron_async.data.indexed import IndexedWriter  # imports Megatron, which takes seconds
 
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
     assert end is not None
     with IndexedWriter(str(prefix), tokenizer.get_vocab_size()) as writer:
-        for start in range(0, len(documents), _ENCODE_AT_ONCE):
-            batch = documents[start : start + _ENCODE_AT_ONCE]
+        batches = [documents[start : start + _ENCODE_AT_ONCE] for start in range(0, len(documents), _ENCODE_AT_ONCE)]
+        for batch in track(batches, "Tokenizing", console=console, transient=True, disable=not console.is_terminal):
             for encoding in tokenizer.encode_batch_fast([document.text for document in batch]):
                 writer.add([*encoding.ids, end])
-            progress.advance(step, len(batch))
         writer.commit()
     return PartCounts(writer.documents, sum(document.size for document in documents), writer.tokens)
-
-
-def _paths(folder: Path, manifest: dict[str, Any]) -> CorpusPaths:
-    return CorpusPaths(
-        folder=folder,
-        train_prefix=str(folder / TRAIN_NAME),
-        valid_prefix=str(folder / VALID_NAME),
-        tokenizer=folder / TOKENIZER_FOLDER,
-        vocab_size=manifest["vocab_size"],
-        train=PartCounts(**manifest["train"]),
-        valid=PartCounts(**manifest["valid"]),
-    )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Tokenize documents into Megatron's indexed data sets, with as many processes as asked for.
+"""Tokenizes documents into Megatron's indexed data sets, with several processes.
 
-The files depend on the input, its order and the tokenizer only, never on the number of processes.
+The files depend on the input, its order and the tokenizer only, not on the number of processes.
 """
 
 import argparse
@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
-from itertools import batched
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import batched, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from megatron_async.data.sources import (
     Format,
-    Problems,
+    Problem,
     ReadOptions,
     Record,
     Source,
@@ -36,61 +37,49 @@ if TYPE_CHECKING:
     from megatron_async.data.indexed import IndexedWriter
 
 _DOCUMENTS_AT_ONCE = 64
-# Batches that wait for each process: enough to keep it busy, few enough to bound the memory.
+# Batches queued for each process: enough to keep it busy, few enough to bound the memory.
 _BATCHES_AHEAD = 4
+
+# A report ends after this many problems.
+_MOST_PROBLEMS = 20
+
+Ids = list[np.ndarray]
+"""Token ids of a record for each key: int64, shape (tokens,), empty if the text gave none."""
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message has one line for each problem."""
+    """Input that cannot be used; `problems` has one line each."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        more = ["There may be more."] if len(problems) >= _MOST_PROBLEMS else []
+        self.problems = (*problems[:_MOST_PROBLEMS], *more)
+        super().__init__("\n".join(self.problems))
 
 
-@dataclass(frozen=True, slots=True)
-class PreprocessOptions:
-    """What to tokenize and where to put it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreprocessOptions(ReadOptions):
+    """What to tokenize, and where to write it."""
 
-    Attributes:
-        inputs: files, patterns, folders or data set names, in this order.
-        output_prefix: the files of key K are `{output_prefix}_{K}_document.bin` and `.idx`.
-        input_format: how to read the inputs; None goes by their names.
-        read: how documents are cut and which keys hold text.
-        append_eod: end every document with the tokenizer's end-of-document token.
-        workers: number of processes that tokenize.
-        log_interval: documents between two calls of the progress function.
-    """
-
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # files, patterns, folders or data set names, in this order
     output_prefix: str
-    input_format: Format | None = None
-    read: ReadOptions = field(default_factory=ReadOptions)
-    append_eod: bool = False
-    workers: int = 1
-    log_interval: int = 1000
+    input_format: Format | None = None  # of all inputs; None decides by their names
+    append_eod: bool = False  # end every document with the tokenizer's end-of-document token
+    workers: int = 1  # processes that tokenize
+    log_interval: int = 1000  # documents between two calls of the progress function
 
     def output(self, key: str) -> str:
-        """Data prefix of a key's files."""
+        """Data prefix of a key's `.bin` and `.idx`."""
         return f"{self.output_prefix}_{key}_document"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
-    """How far the work is.
-
-    Attributes:
-        documents: documents written.
-        empty: texts that gave no token and were left out.
-        tokens: tokens written, over all keys.
-        bytes: UTF-8 bytes of text written.
-        seconds: since the first document.
-    """
+    """Work done so far."""
 
     documents: int = 0
-    empty: int = 0
-    tokens: int = 0
-    bytes: int = 0
+    empty: int = 0  # texts that gave no token and were left out
+    tokens: int = 0  # over all keys
+    bytes: int = 0  # of text, in UTF-8
     seconds: float = 0.0
 
 
@@ -101,11 +90,10 @@ class Encoder:
     tokenizer: Any
     append_eod: bool
 
-    def __call__(self, records: Sequence[Record]) -> list[list[np.ndarray] | str]:
-        """For each record its ids by key (int64, empty if the text gave none), or what is wrong with it."""
+    def __call__(self, records: Sequence[Record]) -> list[Ids | Problem]:
         return [self._encode(record) for record in records]
 
-    def _encode(self, record: Record) -> list[np.ndarray] | str:
+    def _encode(self, record: Record) -> Ids | Problem:
         try:
             return [self._ids(text) for text in record.texts]
         except Exception as error:  # tokenizers of any library, fed with any text
@@ -113,9 +101,8 @@ class Encoder:
 
     def _ids(self, text: str) -> np.ndarray:
         ids = self.tokenizer.tokenize(text)
-        if ids and self.append_eod:
-            ids = [*ids, self.tokenizer.eod]
-        return np.asarray(ids, dtype=np.int64)
+        end = [self.tokenizer.eod] if ids and self.append_eod else []
+        return np.asarray([*ids, *end], dtype=np.int64)
 
 
 def preprocess(
@@ -126,71 +113,62 @@ def preprocess(
     """Tokenize all inputs and write one data set for each key.
 
     Args:
-        options: what and where.
+        options: inputs, outputs and settings.
         tokenizer_args: arguments of Megatron's tokenizer builder (`tokenizer_namespace`).
         on_progress: called every `log_interval` documents.
 
     Raises:
-        InputError: for input that cannot be used. Everything that can be seen beforehand is reported before
-            the work starts; bad lines met during the work stop the writing, and the rest is read for more of
-            them. No output file is written or replaced then.
+        InputError: unusable input. Problems that show beforehand are reported before the work starts. A bad record
+            stops the writing; the rest is read for further problems. No output file is written or replaced.
+        OSError: no room on the disk (names the file); a worker process died.
     """
-    problems = Problems()
-    sources = resolve_sources(options.inputs, options.input_format, problems)
+    found = list(resolve_sources(options.inputs, options.input_format))
+    sources = [source for source in found if isinstance(source, Source)]
+    problems = [problem for problem in found if isinstance(problem, Problem)]
     for source in sources:
-        check_source(source, options.read, problems)
-    _check_numbers(options, problems)
-    _check_output(options.output_prefix, problems)
+        problems += islice(check_source(source, options), _MOST_PROBLEMS)
+    problems += _option_problems(options)
     tokenizer = _checked_tokenizer(tokenizer_args, options, problems)
-    _raise_any(problems)
+    if problems:
+        raise InputError(problems)
     return _write(sources, options, tokenizer, on_progress)
 
 
-def _raise_any(problems: Problems) -> None:
-    if problems.lines:
-        more = ["There may be more."] if problems.full else []
-        raise InputError([*problems.lines, *more])
-
-
-def _check_numbers(options: PreprocessOptions, problems: Problems) -> None:
+def _option_problems(options: PreprocessOptions) -> Iterator[Problem]:
     for name, value in (("--workers", options.workers), ("--log-interval", options.log_interval)):
         if value < 1:
-            problems.add(f"{name} {value}: at least 1 is needed.")
-    if len(set(options.read.keys)) != len(options.read.keys) or not options.read.keys:
-        problems.add(f"--json-keys {' '.join(options.read.keys)}: give each key once, and at least one.")
-
-
-def _check_output(prefix: str, problems: Problems) -> None:
-    """Try to write to the output folder, or to the folder it will be made in; also finds a full disk."""
-    folder = Path(f"{prefix}_").parent
+            yield f"{name} {value}: at least 1 is needed."
+    keys = options.keys
+    if len(set(keys)) != len(keys) or not keys:
+        yield f"--json-keys {' '.join(keys)}: give each key once, and at least one."
+    # Try to write to the output folder, or to the one that it will be created in.
+    folder = Path(options.output("key")).parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        problems.add(f"--output-prefix {prefix}: cannot write to {folder}: {error.strerror}.")
+        yield f"--output-prefix {options.output_prefix}: cannot write to {folder}: {error.strerror}."
 
 
-def _checked_tokenizer(args: argparse.Namespace, options: PreprocessOptions, problems: Problems) -> Any:
-    name = f"--tokenizer-type {args.tokenizer_type}"
-    model = args.tokenizer_model
+def _checked_tokenizer(args: argparse.Namespace, options: PreprocessOptions, problems: list[Problem]) -> Any:
+    name, model = f"--tokenizer-type {args.tokenizer_type}", args.tokenizer_model
     if args.tokenizer_type == "NullTokenizer" and not args.vocab_size:
-        problems.add(f"{name} needs --vocab-size.")
+        problems.append(f"{name} needs --vocab-size.")
         return None
-    # A hub name has the form owner/name. Anything longer is a path, and looking for it on the hub would take
-    # a while.
+    # A name on the hub has the form owner/name. Anything else is a path; the hub would take long to deny it.
     if model is not None and not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        problems.add(f"--tokenizer-model {model} does not exist.")
+        problems.append(f"--tokenizer-model {model} does not exist.")
         return None
     try:
         tokenizer = build_tokenizer(args)
-        eod = tokenizer.eod if options.append_eod else 0
+        without_end = options.append_eod and tokenizer.eod is None
     except Exception as error:  # many libraries stand behind the builder
-        problems.add(f"{name}{f' --tokenizer-model {model}' if model else ''} cannot be built: {error}.")
+        problems.append(f"{name}{f' --tokenizer-model {model}' if model else ''} cannot be built: {error}.")
         return None
-    if eod is None:
-        problems.add(f"{name} has no end-of-document token: leave --append-eod out or take another tokenizer.")
+    if without_end:
+        problems.append(f"{name} has no end-of-document token: leave --append-eod out or take another tokenizer.")
     return tokenizer
 
 
@@ -200,88 +178,85 @@ def _write(
     tokenizer: Any,
     on_progress: Callable[[Progress], None] | None,
 ) -> Progress:
-    # Imports Megatron, which takes seconds: not before the input has been looked at.
-    from megatron_async.data.indexed import IndexedWriter
+    from megatron_async.data.indexed import IndexedWriter  # imports Megatron, which takes seconds
 
-    problems = Problems()
-    began = time.monotonic()
-    done = Progress()
+    problems: list[Problem] = []
+    done, began = Progress(), time.monotonic()
     with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(IndexedWriter(options.output(key), tokenizer.vocab_size)) for key in options.read.keys
-        ]
-        encoded = _encoded(_records(sources, options.read, problems), Encoder(tokenizer, options.append_eod), options)
-        for record, result in encoded:
-            if isinstance(result, str):
-                problems.add(result)
-            if problems.lines:
-                continue
-            assert not isinstance(result, str)
-            _add(writers, record, result, problems)
-            done = Progress(
-                documents=done.documents + 1,
-                empty=done.empty + sum(not ids.size for ids in result),
-                tokens=done.tokens + sum(ids.size for ids in result),
-                bytes=done.bytes + sum(len(text.encode()) for text in record.texts),
-                seconds=time.monotonic() - began,
-            )
-            if on_progress is not None and done.documents % options.log_interval == 0:
-                on_progress(done)
-        for writer, key in zip(writers, options.read.keys, strict=True):
-            if not writer.documents and not problems.lines:
-                problems.add(f"the input holds no text for key {key}: nothing to write.")
-        _raise_any(problems)
-        for writer in writers:
+        writers = {
+            key: stack.enter_context(IndexedWriter(options.output(key), tokenizer.vocab_size)) for key in options.keys
+        }
+        records = _records(sources, options, problems)
+        for record, ids in _encoded(records, Encoder(tokenizer, options.append_eod), options.workers):
+            if isinstance(ids, Problem):
+                problems.append(ids)
+            elif not problems:
+                problems += _add(writers.values(), record, ids)
+                done.documents += 1
+                done.empty += sum(not part.size for part in ids)
+                done.tokens += sum(part.size for part in ids)
+                done.bytes += sum(len(text.encode()) for text in record.texts)
+                done.seconds = time.monotonic() - began
+                if on_progress is not None and done.documents % options.log_interval == 0:
+                    on_progress(done)
+        missing = [key for key, writer in writers.items() if not writer.documents and not problems]
+        problems += [f"the input holds no text for key {key}: nothing to write." for key in missing]
+        if problems:
+            raise InputError(problems)
+        for writer in writers.values():
             writer.commit()
     return done
 
 
-def _add(
-    writers: Sequence["IndexedWriter"], record: Record, ids_by_key: Sequence[np.ndarray], problems: Problems
-) -> None:
+def _add(writers: Iterable["IndexedWriter"], record: Record, ids_by_key: Ids) -> Iterator[Problem]:
     try:
         for writer, ids in zip(writers, ids_by_key, strict=True):
             if ids.size:
                 writer.add(ids)
     except ValueError as error:
-        problems.add(f"{record.where}: {error}")
+        yield f"{record.where}: {error}"
 
 
-def _records(sources: Iterable[Source], options: ReadOptions, problems: Problems) -> Iterator[Record]:
-    """All records up to the first problem; the rest is then only read for further problems."""
+def _records(sources: Iterable[Source], options: ReadOptions, problems: list[Problem]) -> Iterator[Record]:
+    """All records up to the first problem; the rest is read only for further problems."""
     for source in sources:
-        for record in read_records(source, options, problems):
-            if not problems.lines:
-                yield record
-            if problems.full:
+        for item in read_records(source, options):
+            if isinstance(item, Problem):
+                problems.append(item)
+            elif not problems:
+                yield item
+            if len(problems) >= _MOST_PROBLEMS:
                 return
 
 
-def _encoded(
-    records: Iterable[Record], encoder: Encoder, options: PreprocessOptions
-) -> Iterator[tuple[Record, list[np.ndarray] | str]]:
+def _encoded(records: Iterable[Record], encoder: Encoder, workers: int) -> Iterator[tuple[Record, Ids | Problem]]:
     """Records and their ids, in order."""
     batches = batched(records, _DOCUMENTS_AT_ONCE)
-    if options.workers == 1:
+    if workers == 1:
         for batch in batches:
             yield from zip(batch, encoder(batch), strict=True)
         return
-    # Forked processes share the tokenizer that is already loaded; its own threads must not be in use then.
+    # Forked processes share the loaded tokenizer; its own threads must not be in use then.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    waiting: deque[tuple[tuple[Record, ...], Future[list[Ids | Problem]]]] = deque()
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(options.workers, context, _receive_encoder, (encoder,)) as pool:
-        waiting: deque[tuple[tuple[Record, ...], Future[list[list[np.ndarray] | str]]]] = deque()
-        for batch in batches:
-            waiting.append((batch, pool.submit(_encode_in_worker, batch)))
-            if len(waiting) >= options.workers * _BATCHES_AHEAD:
-                done, results = waiting.popleft()
+    with ProcessPoolExecutor(workers, context, _receive_encoder, (encoder,)) as pool:
+        try:
+            for batch in batches:
+                waiting.append((batch, pool.submit(_encode_in_worker, batch)))
+                if len(waiting) >= workers * _BATCHES_AHEAD:
+                    done, results = waiting.popleft()
+                    yield from zip(done, results.result(), strict=True)
+            for done, results in waiting:
                 yield from zip(done, results.result(), strict=True)
-        for done, results in waiting:
-            yield from zip(done, results.result(), strict=True)
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a worker process died, usually killed by the system for lack of memory: use fewer processes than "
+                f"--workers {workers}"
+            ) from error
 
 
-# A pool hands a function to its processes by name, so what the function needs has to be a name of the module
-# there.
+# A pool passes functions to its processes by name, so the encoder has to be a global of the module there.
 _worker_encoder: Encoder | None = None
 
 
@@ -290,6 +265,6 @@ def _receive_encoder(encoder: Encoder) -> None:
     _worker_encoder = encoder
 
 
-def _encode_in_worker(batch: tuple[Record, ...]) -> list[list[np.ndarray] | str]:
+def _encode_in_worker(batch: tuple[Record, ...]) -> list[Ids | Problem]:
     assert _worker_encoder is not None
     return _worker_encoder(batch)

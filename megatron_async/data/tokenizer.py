@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 END_OF_DOCUMENT = "<|endoftext|>"
-# Megatron masks the loss of padding tokens, so padding needs an id of its own, apart from end of document.
+# An id of its own, because Megatron masks the loss of padding tokens.
 PADDING = "<|padding|>"
 SPECIAL_TOKENS = (END_OF_DOCUMENT, PADDING)
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
@@ -28,17 +28,16 @@ TOKENIZER_TYPE = "HuggingFaceTokenizer"
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train byte-level BPE (arXiv:1508.07909, bytes as in GPT-2). The result depends on the input only.
 
-    Every text can be encoded and decodes to itself, because all 256 bytes are in the vocabulary. Token 0 is
-    `END_OF_DOCUMENT`, token 1 `PADDING`. Few texts give fewer than `vocab_size` tokens: a pair must occur
-    twice.
+    Every text decodes to itself, because all 256 bytes are in the vocabulary. Token 0 is `END_OF_DOCUMENT`, token 1
+    `PADDING`. Few texts give fewer than `vocab_size` tokens: a pair must occur twice.
 
     Raises:
-        ValueError: if `vocab_size` has no room for the bytes and the special tokens.
+        ValueError: `vocab_size` has no room for the bytes and the special tokens.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
-            f"vocabulary size {vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens "
-            f"need at least {SMALLEST_VOCABULARY}."
+            f"vocabulary size {vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need at "
+            f"least {SMALLEST_VOCABULARY}."
         )
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -62,8 +61,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,
         "pad_token": PADDING,
-        # Decoding must give back the bytes that were encoded.
-        "clean_up_tokenization_spaces": False,
+        "clean_up_tokenization_spaces": False,  # decoding must return the encoded bytes
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -77,7 +75,7 @@ def tokenizer_namespace(**chosen: Any) -> argparse.Namespace:
 
 
 def build_tokenizer(args: argparse.Namespace) -> Any:
-    """Build the tokenizer that `--tokenizer-type` and its companions name, with Megatron's own builder."""
+    """Build the tokenizer that `--tokenizer-type` and its companions name, with Megatron's builder."""
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer as build
 
     return build(args)

@@ -2,17 +2,21 @@
 import argparse
 import gzip
 import json
+import os
 import random
+import resource
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megatron_async.data.preprocess import InputError, PreprocessOptions, Progress, preprocess
-from megatron_async.data.sources import ReadOptions
+from megatron_async.data.preprocess import Encoder, InputError, PreprocessOptions, Progress, preprocess
+from megatron_async.data.sources import Record
 from megatron_async.data.tokenizer import tokenizer_namespace
 
 END = 999
@@ -28,11 +32,10 @@ def run(
     output: Path,
     *,
     tokenizer: argparse.Namespace | None = None,
-    read: ReadOptions | None = None,
     **options: Any,
 ) -> Progress:
     return preprocess(
-        PreprocessOptions(tuple(map(str, inputs)), str(output), read=read or ReadOptions(), **options),
+        PreprocessOptions(inputs=tuple(map(str, inputs)), output_prefix=str(output), **options),
         tokenizer or numbers_tokenizer(),
     )
 
@@ -78,7 +81,7 @@ def test_end_of_document_token(tmp_path: Path, out: Path) -> None:
 
 def test_several_keys(tmp_path: Path, out: Path) -> None:
     source = write_json_lines(tmp_path / "data.jsonl", [{"a": "1", "b": "2 3"}, {"b": "5", "a": "4", "c": 0}])
-    run([source], out, read=ReadOptions(keys=("a", "b")))
+    run([source], out, keys=("a", "b"))
     assert read(f"{out}_a_document") == [[1], [4]]
     assert read(f"{out}_b_document") == [[2, 3], [5]]
 
@@ -106,7 +109,7 @@ def test_plain_text(tmp_path: Path, out: Path, corpus: Any, unit: Any, expected:
         return
     lines = "1\n2\n3\n4\n" if unit == "line" else "1 2\n\n \n3\n\n4"
     (tmp_path / "a.txt").write_text(lines)
-    run([tmp_path / "a.txt"], out, tokenizer=numbers_tokenizer(), read=ReadOptions(text_unit=unit))
+    run([tmp_path / "a.txt"], out, tokenizer=numbers_tokenizer(), text_unit=unit)
     assert read(f"{out}_text_document") == expected
 
 
@@ -122,7 +125,7 @@ def test_saved_data_sets(tmp_path: Path, out: Path) -> None:
     datasets.DatasetDict(train=saved, test=saved.select([2])).save_to_disk(tmp_path / "parts")
     run([tmp_path / "plain"], out)
     assert read(f"{out}_text_document") == IDS
-    run([tmp_path / "parts"], out, read=ReadOptions(dataset_split="test"))
+    run([tmp_path / "parts"], out, dataset_split="test")
     assert read(f"{out}_text_document") == [[5, 6]]
 
 
@@ -151,7 +154,9 @@ def test_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
     for workers in (1, 2):
         output = tmp_path / str(workers)
         preprocess(
-            PreprocessOptions((str(source),), str(output), workers=workers, log_interval=200, append_eod=True),
+            PreprocessOptions(
+                inputs=(str(source),), output_prefix=str(output), workers=workers, log_interval=200, append_eod=True
+            ),
             numbers_tokenizer(),
             lambda progress: seen.append(progress.documents),
         )
@@ -270,7 +275,7 @@ def test_data_sets_without_the_key_or_split(tmp_path: Path, out: Path) -> None:
     message = problems_of([tmp_path / "plain", tmp_path / "data.parquet"], out)
     assert "plain: no key text; there are content." in message
     assert "data.parquet: no key text; there are content." in message
-    assert "parts cannot be read" in problems_of([tmp_path / "parts"], out, read=ReadOptions(dataset_split="test"))
+    assert "parts cannot be read" in problems_of([tmp_path / "parts"], out, dataset_split="test")
 
 
 def test_missing_value_in_a_row(tmp_path: Path, out: Path) -> None:
@@ -280,9 +285,7 @@ def test_missing_value_in_a_row(tmp_path: Path, out: Path) -> None:
 
 def test_plain_text_has_one_key(tmp_path: Path, out: Path) -> None:
     (tmp_path / "a.txt").write_text("1")
-    assert "has the key text only, not a, b" in problems_of(
-        [tmp_path / "a.txt"], out, read=ReadOptions(keys=("a", "b"))
-    )
+    assert "has the key text only, not a, b" in problems_of([tmp_path / "a.txt"], out, keys=("a", "b"))
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
@@ -305,3 +308,32 @@ def test_failed_run_keeps_the_previous_files(tmp_path: Path, out: Path) -> None:
     with pytest.raises(InputError, match="line 4"):
         run([source], out)
     assert read(f"{out}_text_document") == IDS
+
+
+def test_a_killed_worker_ends_the_work(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_json_lines(tmp_path / "data.jsonl", [{"text": str(number)} for number in range(600)])
+    run([source], out)
+    before = Path(f"{out}_text_document.bin").read_bytes()
+
+    def killed(self: Encoder, record: Record) -> list[np.ndarray]:
+        if record.texts == ("300",):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [np.array([1])]
+
+    monkeypatch.setattr(Encoder, "_encode", killed)
+    with pytest.raises(ChildProcessError, match=r"worker process died.*use fewer processes than --workers 2"):
+        run([source], out, workers=2)
+    assert Path(f"{out}_text_document.bin").read_bytes() == before
+    assert len(list(out.parent.iterdir())) == 2
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path, out: Path) -> None:
+    source = write_json_lines(tmp_path / "data.jsonl", [{"text": " ".join(["1 2 3"] * 1000)} for _ in range(100)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*data_text_document\.bin'"):
+            run([source], out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(out.parent.iterdir())
