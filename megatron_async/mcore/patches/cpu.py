@@ -193,11 +193,6 @@ PATCHES: tuple[Patch, ...] = (
         ),
     ),
     *_because(
-        "profiler ranges call into the CUDA tools extension",
-        ("torch.cuda.nvtx:range_push", "core/utils.py: torch.cuda.nvtx.range_push(", _returns(None)),
-        ("torch.cuda.nvtx:range_pop", "core/utils.py: torch.cuda.nvtx.range_pop(", _returns(None)),
-    ),
-    *_because(
         "the RNG tracker and checkpoints keep states of the CUDA generator",
         (
             "torch.cuda:get_rng_state",

@@ -89,7 +89,6 @@ stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
     assert torch.cuda.current_stream() == stream
 stream.wait_stream(stream), stream.record_event().synchronize(), torch.cuda.synchronize()
-torch.cuda.nvtx.range_push("x"), torch.cuda.nvtx.range_pop()
 
 torch.cuda.manual_seed(3)
 state = torch.cuda.get_rng_state()
