@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The delay oracle: one process that emulates the delay, and ablations of arXiv 2606.30634. No part of production."""
+"""The delay oracle and the ablations of arXiv 2606.30634. They are not part of production training."""
 
 from megatron_async.reference.steps import OracleSteps, make_steps
 

@@ -1,16 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The delay oracle: a delay emulated in one process, with plain copies of the weights.
+"""The delay oracle: delayed gradients in one process, with copies of older weights.
 
-A parameter with delay d has its gradient of batch b taken at its version b - d, or at the first version of the delayed
-phase where that is newer. The update is applied to the newest version. Nothing here is shared with the pipeline's own
-weight versions. Delays by part of the layers emulate each schedule.
+The gradient of batch b is taken at version b - d of a parameter with delay d, or at the first version of the delayed
+phase; the update is applied to the newest version. The code is independent of the pipeline's weight versions.
 """
 
 import argparse
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -20,32 +20,25 @@ from megatron_async.models.naming import layer_of
 from megatron_async.schedules.arguments import oracle_delays
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Parameters with one delay, whose gradients are clipped by one norm.
+class Group(NamedTuple):
+    """Parameters that share a delay (in updates) and a gradient norm, with the router biases of their layers."""
 
-    Attributes:
-        params: the parameters.
-        delay: how many updates old their gradients are.
-        biases: buffers that Megatron moves by a fixed amount at the end of a batch's backward passes.
-    """
-
-    params: tuple[torch.nn.Parameter, ...]
+    params: list[torch.nn.Parameter]
     delay: int
-    biases: tuple[torch.Tensor, ...] = ()
+    biases: list[torch.Tensor]
 
 
 class DelayOracle:
-    """Lets a synchronous training step take its gradients at older weights.
+    """Older weights for a synchronous training step.
 
     Args:
-        groups: every parameter of the model in exactly one group.
+        groups: partition of the model's parameters.
         one_norm: clip the gradients of all groups by their global norm.
     """
 
     def __init__(self, groups: Sequence[Group], *, one_norm: bool = False) -> None:
         self._groups, self._one_norm = list(groups), one_norm or len(groups) == 1
-        # The last entry is the newest version known; at most delay + 1 are kept.
+        # Up to delay + 1 versions; the last one is the newest.
         self._history: dict[torch.Tensor, deque[torch.Tensor]] = {
             tensor: deque([tensor.detach().clone()], maxlen=group.delay + 1)
             for group in groups
@@ -57,9 +50,9 @@ class DelayOracle:
 
     @contextmanager
     def stale(self) -> Iterator[None]:
-        """Compute forwards and backwards of a batch with each tensor's delayed version; restore afterwards.
+        """Use the delayed versions; restore the newest weights on exit.
 
-        What the computation itself has added to a tensor in the meantime is kept.
+        Changes that the computation makes to a tensor (router biases) are kept.
         """
         newest = {tensor: tensor.detach().clone() for tensor in self._history}
         used = {tensor: versions[0] for tensor, versions in self._history.items()}
@@ -74,20 +67,16 @@ class DelayOracle:
                     tensor.copy_(values if torch.equal(tensor, used[tensor]) else values + (tensor - used[tensor]))
 
     def biases(self) -> list[list[torch.Tensor]]:
-        """Buffers that move with the weights of each norm group."""
-        groups = [list(group.biases) for group in self._groups]
-        return [[bias for group in groups for bias in group]] if self._one_norm else groups
+        """Router biases of each norm group."""
+        groups = [group.biases for group in self._groups]
+        return [list(chain.from_iterable(groups))] if self._one_norm else groups
 
-    def record(self) -> None:
-        """Note the weights after an update as the newest version."""
+    def record(self, *, restart: bool = False) -> None:
+        """Record the weights after an update as the newest version, with `restart` as the only one."""
         for tensor, versions in self._history.items():
+            if restart:
+                versions.clear()
             versions.append(tensor.detach().clone())
-
-    def restart(self) -> None:
-        """Forget older versions: the next batch is computed with the newest weights."""
-        for versions in self._history.values():
-            versions.clear()
-        self.record()
 
     @property
     def depth(self) -> int:
@@ -96,7 +85,7 @@ class DelayOracle:
 
     @contextmanager
     def showing(self, age: int) -> Iterator[None]:
-        """Let tensors show the storage of their version of `age` updates ago, or of the oldest known.
+        """Let tensors share the storage of their version `age` updates ago, or of the oldest one.
 
         A tensor with a smaller delay shows a copy of its oldest version.
         """
@@ -111,14 +100,14 @@ class DelayOracle:
                 tensor.data = data
 
     def fill(self) -> None:
-        """Make every version that a delay needs a copy of the present weights."""
+        """Set all versions to copies of the present weights."""
         for tensor, versions in self._history.items():
             versions.extend(tensor.detach().clone() for _ in range(versions.maxlen or 1))
 
-    def norm_groups(self, optimizer: MegatronOptimizer) -> list[list[torch.Tensor]] | None:
-        """The optimizer's parameters by norm group; None where one global norm clips all of them."""
+    def norm_groups(self, optimizer: MegatronOptimizer) -> list[list[torch.Tensor]]:
+        """Master weights of each norm group; none if one global norm clips all gradients."""
         if self._one_norm:
-            return None
+            return []
         masters = {id(param): param for inner in inner_optimizers(optimizer) for param in inner.get_parameters()}
         return [
             [master for param in group.params if (master := masters.get(id(master_of(param)))) is not None]
@@ -126,32 +115,36 @@ class DelayOracle:
         ]
 
 
+def part_of(layer: int, layers: int, parts: int) -> int:
+    """Index of the part that holds a layer. The first `layers % parts` parts hold one layer more than the others."""
+    size, remainder = divmod(layers, parts)
+    return max(layer // (size + 1), (layer - remainder) // size)
+
+
 def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: bool = False) -> DelayOracle:
-    """The delay oracle of a model that is whole in this process.
+    """The delay oracle of a model that is complete in this process.
 
     Args:
         value: of `--gradient-delay`, see `schedules.arguments`.
         model: unwrapped.
         layers: number of its layers.
-        undelayed_head: give the output projection, the embedding where they are tied, fresh gradients; `value` must
-            be a number then.
+        undelayed_head: fresh gradients for the output layer (the embedding if tied); `value` must be a number.
     """
+    delays, head = oracle_delays(value), None
     if undelayed_head:
-        names = [name for name, _ in model.named_parameters()]
-        untied = any(name.startswith("output_layer.") for name in names)
-        head = _head(untied=untied)
-        fresh = [param for name, param in model.named_parameters() if name.startswith(head)]
-        others = [param for name, param in model.named_parameters() if not name.startswith(head)]
-        delayed = Group(tuple(others), int(value), tuple(_biases(model).values()))
-        return DelayOracle([delayed, Group(tuple(fresh), 0)], one_norm=True)
-    delays = oracle_delays(value)
-    members: list[list[torch.nn.Parameter]] = [[] for _ in delays]
-    biases: list[list[torch.Tensor]] = [[] for _ in delays]
+        untied = any(name.startswith("output_layer.") for name, _ in model.named_parameters())
+        delays, head = (*delays, 0), _head(untied=untied)
+
+    def index(name: str) -> int:
+        return part_of(layer_of(name, layers), layers, len(delays)) if head is None else int(name.startswith(head))
+
+    groups = [Group([], delay, []) for delay in delays]
     for name, param in model.named_parameters():
-        members[_part_of(name, layers, len(delays))].append(param)
-    for name, bias in _biases(model).items():
-        biases[_part_of(name, layers, len(delays))].append(bias)
-    return DelayOracle([Group(tuple(members[part]), delays[part], tuple(biases[part])) for part in range(len(delays))])
+        groups[index(name)].params.append(param)
+    for name, buffer in model.named_buffers():
+        if name.endswith(".expert_bias"):
+            groups[index(name)].biases.append(buffer)
+    return DelayOracle(groups, one_norm=undelayed_head)
 
 
 def delay_of(args: argparse.Namespace, name: str) -> int:
@@ -159,17 +152,8 @@ def delay_of(args: argparse.Namespace, name: str) -> int:
     if args.undelayed_head and name.startswith(_head(untied=args.untie_embeddings_and_output_weights)):
         return 0
     delays = oracle_delays(args.gradient_delay)
-    return delays[_part_of(name, args.num_layers, len(delays))]
+    return delays[part_of(layer_of(name, args.num_layers), args.num_layers, len(delays))]
 
 
 def _head(*, untied: bool) -> str:
     return "output_layer." if untied else "embedding.word_embeddings."
-
-
-def _part_of(name: str, layers: int, parts: int) -> int:
-    """Index of the part of the model that a parameter belongs to; all parts have equally many layers."""
-    return layer_of(name, layers) * parts // layers
-
-
-def _biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".expert_bias")}

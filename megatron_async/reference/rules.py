@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Rules for the delay oracle and its ablations."""
+"""Checks of the arguments of the delay oracle and its ablations."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,16 +9,11 @@ from megatron_async.schedules.arguments import oracle_problem, schedule_of
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with parsed values."""
-    yield from _ablations(args)
-    yield from _oracle(args)
-
-
-def _ablations(args: argparse.Namespace) -> Iterator[str]:
     numbered = args.gradient_delay is not None and args.gradient_delay.isdecimal()
     if args.undelayed_head and not numbered:
         yield (
-            f"--undelayed-head takes the head out of the delay of --gradient-delay N; --gradient-delay is "
-            f"{args.gradient_delay}. Give a number, or leave it out."
+            f"--undelayed-head needs --gradient-delay N; --gradient-delay is {args.gradient_delay}. Give a number, or "
+            "leave --undelayed-head out."
         )
     if args.delay_first_moment_only and (not numbered or args.optimizer != "adam" or args.optimizer_for):
         yield (
@@ -28,26 +23,24 @@ def _ablations(args: argparse.Namespace) -> Iterator[str]:
     twice = args.delay_first_moment_only or args.log_update_statistics > 0
     if twice and args.gradient_delay is not None and args.num_experts is not None:
         yield (
-            "--delay-first-moment-only and, with --gradient-delay, --log-update-statistics compute every batch twice, "
-            f"which would count the load of --num-experts {args.num_experts} experts twice. Leave them out, or use a "
-            "dense model."
+            "With --gradient-delay, --delay-first-moment-only and --log-update-statistics compute batches twice and "
+            f"count the load of --num-experts {args.num_experts} experts twice. Leave them out, or use a dense model."
         )
+    if args.gradient_delay is not None:
+        yield from _oracle(args)
 
 
 def _oracle(args: argparse.Namespace) -> Iterator[str]:
-    if args.gradient_delay is None:
-        return
     if (objection := oracle_problem(args.gradient_delay, args.num_layers)) is not None:
         yield objection
     if not args.gradient_delay.isdecimal() and args.world_size > 1:
         yield (
-            f"--gradient-delay {args.gradient_delay} clips by group and runs in one process; {args.world_size} were "
-            "started."
+            f"--gradient-delay {args.gradient_delay} clips by part of the model and needs one process; "
+            f"{args.world_size} were started."
         )
     stages = args.pipeline_model_parallel_size
     if stages != 1 or not schedule_of(args).megatron:
         yield (
-            f"--gradient-delay emulates a delay without a pipeline, but --pipeline-model-parallel-size is {stages} "
-            f"and --pipeline-schedule is {args.pipeline_schedule}. Use one pipeline stage and leave "
-            "--pipeline-schedule out."
+            "--gradient-delay, the delay oracle, needs one pipeline stage and no --pipeline-schedule; "
+            f"--pipeline-model-parallel-size is {stages}, --pipeline-schedule is {args.pipeline_schedule}."
         )

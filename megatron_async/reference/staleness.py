@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""How stale an update is: the update of a batch's delayed gradients beside that of its gradients at the newest weights.
+"""Staleness of an update: its distance from the update that gradients at the newest weights would give.
 
 Each measurement costs one more forward and backward pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,60 +12,40 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megatron_async.mcore.optimizer import inner_optimizers
+from megatron_async.optim.step import clip_factor
 
 Gradients = dict[Tensor, Tensor]
 
 
-class Replay:
-    """An iterator that can be run over the items of a batch once more."""
-
-    def __init__(self, source: Iterator[Any]) -> None:
-        self._source = source
-        self._kept: list[Any] = []
-        self._position = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._position == len(self._kept):
-            self._kept.append(next(self._source))
-        self._position += 1
-        return self._kept[self._position - 1]
-
-    def rewind(self) -> None:
-        """The next items are those since the last `forget`, once more."""
-        self._position = 0
-
-    def forget(self) -> None:
-        """The items so far are not wanted again."""
-        self._kept, self._position = [], 0
+@torch.no_grad()
+def clipped_gradients(optimizer: MegatronOptimizer, limit: float) -> Gradients:
+    """Copies of the optimizer's gradients, clipped by their global norm. Clears the gradients."""
+    optimizer.prepare_grads()
+    factor = clip_factor(float(optimizer.get_grad_norm()), limit)
+    params = [param for inner in inner_optimizers(optimizer) for param in _params(inner.optimizer)]
+    gradients = {param: param.grad * factor for param in params if param.grad is not None}
+    optimizer.zero_grad()
+    return gradients
 
 
 def staleness(optimizer: MegatronOptimizer, stale: Gradients, fresh: Gradients) -> dict[str, float]:
-    """Compare the updates, before any correction, of stale and fresh gradients; nothing is changed."""
+    """Compare the uncorrected updates of stale and fresh gradients. Weights and optimizer state are restored."""
     optimizers = [inner.optimizer for inner in inner_optimizers(optimizer)]
-
-    def update(gradients: Gradients) -> list[Tensor]:
+    updates = []
+    for gradients in (stale, fresh):
         for param, gradient in gradients.items():
             param.grad = gradient
-        updates = trial_update(optimizers)
+        updates.append(trial_update(optimizers))
         optimizer.zero_grad()
-        return updates
-
-    return compare(update(stale), update(fresh))
+    return compare(*updates)
 
 
 @torch.no_grad()
 def trial_update(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
-    """The update that the present gradients would give, before any correction; everything is put back.
-
-    Returns:
-        Weights before minus weights after for every parameter, in the optimizers' order.
-    """
-    params = [param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]]
+    """Uncorrected update (old minus new weights) of each parameter. Weights and optimizer state are restored."""
+    params = [param for optimizer in optimizers for param in _params(optimizer)]
     weights = [param.detach().clone() for param in params]
-    states = [_copy_of_state(optimizer) for optimizer in optimizers]
+    states = [{param: _copied(state) for param, state in optimizer.state.items()} for optimizer in optimizers]
     for optimizer in optimizers:
         optimizer.step()
     updates = [before - param.detach() for before, param in zip(weights, params, strict=True)]
@@ -77,26 +57,23 @@ def trial_update(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
     return updates
 
 
-def _copy_of_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
-    return {
-        param: {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
-        for param, state in optimizer.state.items()
-    }
+def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def compare(stale: Sequence[Tensor], fresh: Sequence[Tensor]) -> dict[str, float]:
-    """Cosine between two updates and the norm of their difference over that of the fresh one.
-
-    arXiv 2606.30634, figures 17 and 18.
-    """
-    product = sum(float((a * b).sum()) for a, b in zip(stale, fresh, strict=True))
+    """Cosine and relative distance of two updates (arXiv 2606.30634, figures 17 and 18)."""
+    pairs = list(zip(stale, fresh, strict=True))
+    product = sum(float((a * b).sum()) for a, b in pairs)
     stale_norm, fresh_norm, difference = (
-        sum(float(x.square().sum()) for x in tensors) ** 0.5
-        for tensors in (stale, fresh, [a - b for a, b in zip(stale, fresh, strict=True)])
+        sum(float(x.square().sum()) for x in tensors) ** 0.5 for tensors in (stale, fresh, [a - b for a, b in pairs])
     )
-    if not stale_norm or not fresh_norm:
-        return {"stale_update_cosine": float("nan"), "stale_update_relative_error": float("nan")}
+    defined = stale_norm > 0 and fresh_norm > 0
     return {
-        "stale_update_cosine": product / (stale_norm * fresh_norm),
-        "stale_update_relative_error": difference / fresh_norm,
+        "stale_update_cosine": product / (stale_norm * fresh_norm) if defined else float("nan"),
+        "stale_update_relative_error": difference / fresh_norm if defined else float("nan"),
     }

@@ -38,13 +38,13 @@ def oracle_problem(value: str, layers: int | None) -> str | None:
             "number P of stages."
         )
     parts = len(definition.layer_delays(stages))
-    if layers is not None and layers % parts != 0:
-        return f"--gradient-delay {value} cannot divide {layers} layers into {parts} equal parts. Change one of them."
+    if layers is not None and layers < parts:
+        return f"--gradient-delay {value} needs at least {parts} layers; --num-layers is {layers}. Change one of them."
     return None
 
 
 def oracle_delays(value: str) -> tuple[int, ...]:
-    """Delay of each equal part of the layers for a value of `--gradient-delay` without a problem."""
+    """Delay of each part of the layers, from first to last, for a correct value of `--gradient-delay`."""
     if value.isdecimal():
         return (int(value),)
     definition, stages = _parse(value)

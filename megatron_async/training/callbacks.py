@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Callbacks: the public protocol through which metrics, faults, traces, benchmarks and tests observe a run."""
+"""Callbacks: metrics, faults, traces, benchmarks and tests observe a run through them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.platform.host import ReducedValues
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
 
 
 class Pending(Protocol):
-    """Values of a batch that may still be on their way over other ranks."""
+    """Values of a batch that may not have arrived yet."""
 
     @property
     def ready(self) -> bool:
@@ -27,7 +29,7 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Values that are known already."""
+    """Values that have arrived."""
 
     values: Mapping[str, Any]
     ready: bool = True
@@ -36,17 +38,37 @@ class Known:
         return self.values
 
 
+class Reduced:
+    """Base of pending values that are reduced over ranks in the background.
+
+    Args:
+        values: 1-D tensor, reduced in place.
+        group: process group; None for one process.
+        op: the reduction.
+    """
+
+    def __init__(
+        self, values: torch.Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> None:
+        work = dist.all_reduce(values, op=op, group=group, async_op=True) if group is not None else None
+        self._values = ReducedValues(values, work)
+
+    @property
+    def ready(self) -> bool:
+        return self._values.ready
+
+
 @dataclass(slots=True)
 class CompletedBatch:
-    """A batch whose update is done on this rank.
+    """A batch whose update is complete on this rank.
 
     Attributes:
         number: from 0.
         reports: one for each model chunk of this rank.
-        learning_rate: of its update.
-        seconds: since the previous batch was completed, without evaluations and saves.
-        bubble_share: idle share of that time, averaged over all ranks; None while it is not known.
-        pending: further values for the metrics file. Callbacks add theirs.
+        learning_rate: of the update.
+        seconds: since the previous batch, without evaluations and saves.
+        bubble_share: idle share of that time, averaged over all ranks; None if unknown.
+        pending: further values for the metrics file; callbacks add to it.
     """
 
     number: int
@@ -75,48 +97,44 @@ class CompletedBatch:
 class Callback:
     """Observes a run. The default methods do nothing.
 
-    Every rank calls them at the same points of its own schedule. Between two drains, no method may wait for another
-    rank.
+    All ranks call the methods in the order of their own schedule. Between two drains, a method must not wait for
+    other ranks.
     """
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run shall end early. One rank is enough; all ranks stop after the same batch."""
+        """Whether the run should end early. All ranks stop after the same batch as soon as one returns True."""
         return False
 
     def on_train_begin(self, loop: "Loop") -> None:
         """Before the first batch."""
 
     def on_action(self, kind: str, batch: int) -> None:
-        """Before an action of the schedule: F, B, R or U. A run of Megatron's own schedule reports F once a batch."""
+        """Before an action F, B, R or U. With Megatron's own schedule: F and U, once per batch."""
 
     def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
-        """On the last stage, when the forwards of a batch are done: Megatron's loss dictionary of each micro-batch."""
+        """On the last stage, after all forwards of a batch: Megatron's loss dictionary of each micro-batch."""
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
         """After the update of a batch."""
 
     def on_drain(self) -> None:
-        """After each segment, when the pipe is empty on all ranks. May use collectives."""
+        """After each segment, when the pipeline is empty on all ranks. May use collectives."""
 
     def on_evaluation_begin(self, iteration: int) -> None:
         """Before an evaluation."""
 
     def on_evaluation_end(self, iteration: int, loss: float | None) -> None:
-        """After an evaluation; the validation loss on ranks that know it."""
+        """After an evaluation; `loss` is None on ranks that do not know it."""
 
     def on_save_begin(self, iteration: int) -> None:
         """Before a checkpoint is saved."""
 
     def on_save_end(self, iteration: int) -> None:
-        """After a checkpoint is saved or, with `--async-save`, after its background write has begun."""
+        """After a checkpoint is saved or, with `--async-save`, after its background write has started."""
 
     def on_note(self, text: str) -> None:
         """A message for the log."""
 
     def on_train_end(self, complete: bool) -> None:
-        """After the last batch, or after a failure.
-
-        Args:
-            complete: whether all ranks end together, so that collectives and values on their way will finish.
-        """
+        """After the last batch or a failure. `complete`: all ranks end together, so collectives will finish."""

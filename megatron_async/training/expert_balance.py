@@ -1,13 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""How evenly the tokens of every batch are spread over the experts, layer by layer.
+"""Expert balance: tokens of each expert and losses of each router, by batch and layer.
 
-Routers report while they compute, and micro-batches of several batches are in flight, so what is reported belongs to
-the batch that is computed at that moment. With recomputation Megatron's routers report during backward, and so does
-the count here: only where autograd records, which is once for every micro-batch. Sums over all ranks travel in the
-background.
+Micro-batches of several batches are in flight, so reports count for the batch that is being computed. Tokens are
+counted where autograd records: once per micro-batch, in the backward pass with recomputation, as in Megatron.
 """
 
 from collections.abc import Sequence
+from itertools import batched
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.groups import group_of_all
-from megatron_async.platform.host import ReducedValues
-from megatron_async.training.callbacks import Callback, CompletedBatch
+from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 
-# --moe-router-load-balancing-type, and the name under which Megatron's routers report the loss.
+# --moe-router-load-balancing-type -> name of the loss in Megatron.
 _LOSSES = {
     "aux_loss": "load_balancing_loss",
     "seq_aux_loss": "seq_load_balancing_loss",
@@ -31,7 +29,7 @@ _LOSSES = {
 
 
 def router_losses(config: Any) -> list[str]:
-    """Names of the losses that the routers of a model add, in the metrics file and in Megatron's log."""
+    """Names of the router losses of a model, as in Megatron's log."""
     kinds, strengths = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     if isinstance(kinds, str):
         kinds, strengths = [kinds], [strengths]
@@ -39,62 +37,62 @@ def router_losses(config: Any) -> list[str]:
     return [*names, "z_loss"] if config.moe_z_loss_coeff else names
 
 
-class PendingBalance:
-    """The balance of one batch, on its way over all ranks.
+class PendingBalance(Reduced):
+    """The balance of one batch, summed over all ranks in the background.
 
     Args:
-        sums: [layers x (losses + experts)], row by row: mean losses of the layer, then tokens of each expert.
+        sums: [layers x (losses + experts)], flat: per layer the mean of each loss and the tokens of each expert.
+        group: over all ranks; None for one process.
         layers: numbers of the layers with experts, from 1.
         losses: names.
     """
 
-    def __init__(self, sums: ReducedValues, layers: Sequence[int], losses: Sequence[str]) -> None:
-        self._sums, self._layers, self._losses = sums, layers, losses
+    def __init__(
+        self, sums: torch.Tensor, group: dist.ProcessGroup | None, layers: Sequence[int], losses: Sequence[str]
+    ) -> None:
+        super().__init__(sums, group)
+        self._layers, self._losses = layers, losses
 
-    @property
-    def ready(self) -> bool:
-        return self._sums.ready
+    def _rows(self) -> list[tuple[list[float], list[float]]]:
+        """Losses and tokens of each layer."""
+        values, losses = self._values.read(), len(self._losses)
+        rows = batched(values, len(values) // len(self._layers))
+        return [(list(row[:losses]), list(row[losses:])) for row in rows]
 
     @property
     def tokens(self) -> list[list[float]]:
-        """Tokens of each expert, layer by layer."""
-        values, width = self._sums.read(), len(self._sums.read()) // len(self._layers)
-        return [values[row * width + len(self._losses) : (row + 1) * width] for row in range(len(self._layers))]
+        """Tokens of each expert, by layer."""
+        return [tokens for _, tokens in self._rows()]
 
     def read(self) -> dict[str, Any]:
-        """Each loss as its mean over the layers, `expert_imbalance` of the worst layer, `idle_experts` of all layers;
-        the same by layer in `moe_layers`."""
-        values = self._sums.read()
-        width = len(values) // len(self._layers)
-        layers = {
-            str(layer): self._layer(values[row * width : (row + 1) * width]) for row, layer in enumerate(self._layers)
-        }
-        means = {name: sum(layer[name] for layer in layers.values()) / len(layers) for name in self._losses}
+        """Means of the losses over the layers, largest `expert_imbalance`, sum of `idle_experts`, `moe_layers`."""
+        layers = [
+            {
+                **dict(zip(self._losses, losses, strict=True)),
+                "expert_imbalance": max(tokens) * len(tokens) / sum(tokens) if any(tokens) else float("nan"),
+                "idle_experts": tokens.count(0.0),
+            }
+            for losses, tokens in self._rows()
+        ]
         return {
-            **means,
-            "expert_imbalance": max(layer["expert_imbalance"] for layer in layers.values()),
-            "idle_experts": sum(layer["idle_experts"] for layer in layers.values()),
-            "moe_layers": layers,
-        }
-
-    def _layer(self, values: Sequence[float]) -> dict[str, float]:
-        tokens = values[len(self._losses) :]
-        return {
-            **dict(zip(self._losses, values, strict=False)),
-            "expert_imbalance": max(tokens) * len(tokens) / sum(tokens) if any(tokens) else float("nan"),
-            "idle_experts": tokens.count(0.0),
+            **{name: sum(layer[name] for layer in layers) / len(layers) for name in self._losses},
+            "expert_imbalance": max(layer["expert_imbalance"] for layer in layers),
+            "idle_experts": sum(layer["idle_experts"] for layer in layers),
+            "moe_layers": dict(zip(map(str, self._layers), layers, strict=True)),
         }
 
 
 class ExpertBalance(Callback):
-    """Collects what the routers of this rank report, by batch; takes the place of Megatron's tracker of such losses.
+    """Collects the reports of this rank's routers by batch. Replaces Megatron's tracker of router losses.
+
+    All arguments except `model` are the same on every rank.
 
     Args:
         model: this rank's model chunks.
-        layers: numbers of all layers with experts, from 1; the same on every rank, as all that follows.
+        layers: numbers of all layers with experts, from 1.
         losses: see `router_losses`.
-        experts: number of experts in a layer.
-        group: process group of its own, over all ranks; None for a single process.
+        experts: number of experts per layer.
+        group: process group of its own over all ranks; None for one process.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class ExpertBalance(Callback):
         batch.pending.append(self.reduce(batch.number))
 
     def use(self, batch: int) -> None:
-        """What is reported from now on belongs to `batch`."""
+        """Count the following reports for `batch`."""
         if batch not in self._sums:
             self._sums[batch] = torch.zeros(self._shape, dtype=torch.float64, device=device())
         self._now = self._sums[batch]
@@ -139,10 +137,10 @@ class ExpertBalance(Callback):
         avg_group: dist.ProcessGroup | None = None,
         needs_dp_avg: bool = True,
     ) -> None:
-        """Megatron's routers call this once for each micro-batch and loss; the arguments are those of its tracker.
+        """Megatron's routers call this per micro-batch and loss, with the arguments of Megatron's tracker.
 
-        Megatron sums over `reduce_group`, then averages over `avg_group` and the data-parallel ranks. Every report
-        has its weight here instead, so that one sum over all ranks gives the mean over the batch.
+        Megatron sums over `reduce_group`, then averages over `avg_group` and the data-parallel ranks. Here reports are
+        weighted, so that one sum over all ranks gives the mean over the batch.
         """
         row = self._rows.get(layer_number or 0)
         if self._now is None or row is None or name not in self._losses:
@@ -155,11 +153,10 @@ class ExpertBalance(Callback):
         self._now[row, self._losses.index(name)] += value.detach() / reports
 
     def reduce(self, batch: int) -> PendingBalance:
-        """Sum over all ranks what was reported for a completed batch, without waiting. Collective."""
+        """Start the sum over all ranks for a completed batch. Collective."""
         self.use(batch)
         sums, self._now = self._sums.pop(batch).view(-1), None
-        work = dist.all_reduce(sums, group=self._group, async_op=True) if self._group is not None else None
-        return PendingBalance(ReducedValues(sums, work), self._layers, self._losses)
+        return PendingBalance(sums, self._group, self._layers, self._losses)
 
     def _count(self, router: TopKRouter, inputs: Any, outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
         """After a router's forward: outputs are weights and choices, [tokens, experts] both."""
@@ -167,15 +164,12 @@ class ExpertBalance(Callback):
             return
         weights, choices = outputs
         if router.config.moe_pad_expert_input_to_capacity:
-            choices = choices & (weights != 0)  # the rest fills every expert up to its capacity
+            choices = choices & (weights != 0)  # without padding
         self._now[self._rows[router.layer_number], len(self._losses) :] += choices.sum(dim=0)
 
 
 def make(config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
-    """The balance of a model's experts; None where it has none. Collective.
-
-    CUDA graphs replay what they have captured, whichever batch is computed, so nothing is collected with them.
-    """
+    """The callback of a model with experts. None without experts or with CUDA graphs, which skip hooks. Collective."""
     if config.num_moe_experts is None or config.cuda_graph_impl != "none":
         return None
     return ExpertBalance(

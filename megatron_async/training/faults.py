@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with the numbers of a run: updates that are skipped again and again, a loss that jumps."""
+"""Skipped updates, loss spikes and requests to stop."""
 
 import statistics
 from collections import deque
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class TooManySkips(RuntimeError):
-    """Updates were skipped again and again; the message names the samples."""
+    """Too many updates in a row were skipped; the message names the samples."""
 
 
 class StopOnRequest(Callback):
-    """Ends a run early that a signal or the time limit asked to end."""
+    """Ends a run early after a signal or at the time limit."""
 
     def __init__(self, requests: StopRequests) -> None:
         self._requests = requests
@@ -29,11 +29,11 @@ class StopOnRequest(Callback):
 
 
 class SkippedUpdates(Callback):
-    """Ends a run whose updates were skipped several times in a row because a gradient was not finite.
+    """Ends a run after too many skipped updates (gradients not finite) in a row.
 
     Args:
         limit: number in a row at which training stops.
-        global_batch_size: samples of a batch.
+        global_batch_size: samples per batch.
     """
 
     def __init__(self, limit: int, global_batch_size: int) -> None:
@@ -51,22 +51,23 @@ class SkippedUpdates(Callback):
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if batch.skipped:
             self._row.append(batch.number)
-            self._note(
-                f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
-                f"{samples(batch.number, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
-            )
-        elif not self.wants_stop:  # batches in flight run to their end; the verdict stays
+            if self._loop is not None:
+                self._loop.note(
+                    f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
+                    f"{samples(batch.number, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
+                )
+        elif not self.wants_stop:  # after the limit, batches in flight still complete
             self._row.clear()
 
     def on_drain(self) -> None:
-        """Raise `TooManySkips` on every rank if one has reached the limit."""
+        """Raise `TooManySkips` on every rank if one rank has reached the limit."""
         if largest(self.wants_stop):
             assert self._loop is not None
             self._loop.checkpoints.finish()
             raise self.error(self._loop.checkpoints.saved)
 
     def error(self, saved: int | None) -> TooManySkips:
-        """The reason to stop; `saved` is the iteration of the newest checkpoint."""
+        """The error to raise; `saved` is the iteration of the newest checkpoint."""
         if not self._row:
             return TooManySkips("another stage has skipped too many updates in a row; see its message")
         first, last = self._row[0], self._row[-1]
@@ -77,22 +78,18 @@ class SkippedUpdates(Callback):
             "these samples, lower --lr, or start further back with --ckpt-step."
         )
 
-    def _note(self, text: str) -> None:
-        if self._loop is not None:
-            self._loop.note(text)
-
 
 def samples(batch: int, global_batch_size: int, last: int | None = None) -> str:
-    """Numbers of the samples in a batch, or in batches up to `last`, in the order of the run, both ends included."""
+    """First and last sample of a batch, or of the batches up to `last`, in the order of the run."""
     end = ((batch if last is None else last) + 1) * global_batch_size - 1
     return f"{batch * global_batch_size} to {end}"
 
 
 class LossSpikes:
-    """Reports a loss far above those just before it.
+    """Detects loss spikes.
 
-    A spike is a loss above the median of the last `window` by more than `factor` times their interquartile range and
-    by more than 10 % (so that a flat curve's noise is none).
+    A spike exceeds the median of the last `window` losses by more than `factor` interquartile ranges and by more than
+    10 %, so the noise of a flat curve does not count.
     """
 
     def __init__(self, window: int = 50, factor: float = 5.0) -> None:
@@ -100,7 +97,7 @@ class LossSpikes:
         self._factor = factor
 
     def is_spike(self, loss: float) -> bool:
-        """Judge a loss and remember it."""
+        """Whether a loss is a spike. Records the loss."""
         spike = False
         if len(self._recent) == self._recent.maxlen:
             low, middle, high = statistics.quantiles(self._recent, n=4)

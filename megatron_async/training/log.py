@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The log of the logging rank: metrics file, log line, tensorboard, wandb, progress bar."""
+"""Outputs of the logging rank: metrics file, log line, TensorBoard, wandb, progress bar."""
 
+import argparse
 import math
 import sys
 from collections.abc import Mapping
@@ -16,16 +17,10 @@ from megatron_async.files import JsonLines, read_json_lines
 Row = dict[str, Any]
 """The values of a batch by their names in the metrics file."""
 
-# Values of models with experts, in the log line and under Megatron's names in tensorboard and wandb.
-_BALANCE = (
-    "load_balancing_loss",
-    "seq_load_balancing_loss",
-    "global_load_balancing_loss",
-    "z_loss",
-    "expert_imbalance",
-    "idle_experts",
-)
-# Name in the metrics file: name in tensorboard and wandb.
+# Values of models with experts, named as in Megatron.
+_ROUTER_LOSSES = ("load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss")
+_BALANCE = (*_ROUTER_LOSSES, "expert_imbalance", "idle_experts")
+# Name in the metrics file -> name in TensorBoard and wandb.
 _SCALARS = {
     "lm_loss": "lm loss",
     "grad_norm": "grad-norm",
@@ -38,11 +33,11 @@ _SCALARS = {
 
 
 class MetricsFile(JsonLines):
-    """The metrics file of a run; continued where the run resumes.
+    """The metrics file. A resumed run continues it.
 
     Args:
         path: the file.
-        resumed_from: completed batches before this run; later rows, from a run that did not save, are dropped.
+        resumed_from: completed batches before this run; later rows are dropped.
         config: first line of a new file.
     """
 
@@ -54,34 +49,18 @@ class MetricsFile(JsonLines):
 
 
 class Log:
-    """Writes batches and evaluations to every place the user asked for.
+    """Writes batches and evaluations to all outputs.
 
     Args:
-        metrics_file: None for none.
-        writer, wandb: tensorboard's SummaryWriter and the wandb module, or None.
-        log_interval: batches between log lines.
-        log_layers: whether tensorboard and wandb get the expert balance of each layer.
-        global_batch_size: samples of a batch.
-        completed, train_iters: batches before this run, and of the whole run.
+        args: Megatron's arguments.
+        metrics_file: or None.
+        writer, wandb: TensorBoard's SummaryWriter and the wandb module, or None.
     """
 
-    def __init__(
-        self,
-        *,
-        metrics_file: MetricsFile | None,
-        writer: Any,
-        wandb: Any,
-        log_interval: int,
-        log_layers: bool,
-        global_batch_size: int,
-        completed: int,
-        train_iters: int,
-    ) -> None:
-        self._file, self._writer, self._wandb = metrics_file, writer, wandb
-        self._log_interval, self._log_layers = log_interval, log_layers
-        self._batch_size, self._train_iters = global_batch_size, train_iters
+    def __init__(self, args: argparse.Namespace, *, metrics_file: MetricsFile | None, writer: Any, wandb: Any) -> None:
+        self._args, self._file, self._writer, self._wandb = args, metrics_file, writer, wandb
         self._skipped = self._nan = 0
-        self._progress = _start_progress(completed, train_iters) if sys.stdout.isatty() else None
+        self._progress = _start_progress(args.iteration, args.train_iters) if sys.stdout.isatty() else None
 
     def batch(self, row: Row) -> None:
         """Write a batch."""
@@ -90,7 +69,7 @@ class Log:
         if self._file is not None:
             self._file.write(row)
         self._to_writers(self._scalars(row), row["iteration"])
-        if row["iteration"] % self._log_interval == 0:
+        if row["iteration"] % self._args.log_interval == 0:
             self.say(self._line(row))
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=row["iteration"])
@@ -106,7 +85,7 @@ class Log:
         )
 
     def say(self, text: str) -> None:
-        """Write a line to standard output, above the progress bar."""
+        """Print a line above the progress bar."""
         if self._progress is not None:
             self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
@@ -131,7 +110,7 @@ class Log:
 
     def _scalars(self, row: Row) -> dict[str, float]:
         values = {name: row[key] for key, name in _SCALARS.items() if row.get(key) is not None}
-        if self._log_layers:
+        if self._args.moe_per_layer_logging:
             # Megatron numbers layers from 0 in these names.
             values |= {
                 f"moe/{name}_layer_{int(layer) - 1}": value
@@ -144,13 +123,13 @@ class Log:
         bubble = "" if row["bubble_share"] is None else f" pipeline bubble: {row['bubble_share']:.1%} |"
         balance = "".join(f" {name.replace('_', ' ')}: {row[name]:.6G} |" for name in _BALANCE if name in row)
         return (
-            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._train_iters:8d} |"
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d} |"
             f" consumed samples: {row['consumed_samples']:12d} |"
             f" elapsed time per iteration (ms): {row['iteration_ms']:.1f} |"
             f" throughput per GPU (TFLOP/s/GPU): {row['tflops_per_device']:.3f} |"
             f" tokens per second: {row['tokens_per_s']:.0f} |"
             f" learning rate: {row['learning_rate']:.6E} |"
-            f" global batch size: {self._batch_size:5d} |"
+            f" global batch size: {self._args.global_batch_size:5d} |"
             f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
             f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
         )

@@ -1,15 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The step loop: segments of batches between planned drains, with evaluations and checkpoints in between.
+"""The training loop: segments of batches, with evaluations and checkpoints in between.
 
-A segment ends where the pipe has to drain anyway: before an evaluation, a save, the end of the run, or a change between
-synchronous and delayed batches. Everything else observes the run through callbacks.
+A segment ends where the pipeline must drain: before an evaluation, a save, the end of the run, or a change between
+synchronous and delayed batches.
 """
 
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -36,7 +37,7 @@ from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_RE
 
 @dataclass(slots=True)
 class _Clock:
-    """Seconds between completed batches on this rank, without evaluations and saves."""
+    """Seconds per batch on this rank, without evaluations and saves."""
 
     last: float = field(default_factory=time.perf_counter)
     completed: dict[int, float] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class _Clock:
         self.last = time.perf_counter()
 
     def complete(self, batch: int) -> float:
-        """Record that a batch is complete; return seconds since the previous one."""
+        """Record the end of a batch; return the seconds since the previous one."""
         now = time.perf_counter()
         elapsed, self.last = now - self.last, now
         self.completed[batch] = elapsed
@@ -54,14 +55,14 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The objects that a run trains.
+    """Model and optimizer of a run.
 
     Attributes:
         model: Megatron's wrapped model chunks of this rank.
         optimizer: Megatron's optimizer of all chunks.
         scheduler: Megatron's learning-rate scheduler.
-        optimizers: the optimizers that are stepped separately: one for each chunk, or one for all.
-        correction: of the delay; None for none.
+        optimizers: the optimizers that step separately: one for each chunk, or one for all chunks.
+        correction: of the delay, or None.
     """
 
     model: list[Any]
@@ -76,12 +77,12 @@ class Loop:
 
     Args:
         args: Megatron's arguments and ours.
-        trained: model, optimizer and what belongs to them.
-        make_steps: builds the steps out of the loop's hooks and timeline.
+        trained: model and optimizer.
+        make_steps: builds the steps from the loop's hooks and timeline.
         forward_step: Megatron's forward step function.
-        train_data, valid_data: iterators over micro-batches, None on ranks without data.
+        train_data, valid_data: iterators over micro-batches; None on ranks without data.
         checkpoints: loads and saves checkpoints.
-        callbacks: observers, called in this order.
+        callbacks: called in this order.
     """
 
     def __init__(
@@ -110,7 +111,12 @@ class Loop:
         self._reports: dict[int, list[UpdateReport]] = {}
         self._learning_rates: dict[int, float] = {}
         self._clock, self._last_of_segment, self._stopping = _Clock(), -1, False
-        hooks = Hooks(losses=self._losses, action=self._action, shared=self._shared, updated=self._updated)
+        hooks = Hooks(
+            losses=partial(self._notify, Callback.on_losses),
+            action=partial(self._notify, Callback.on_action),
+            shared=self._shared,
+            updated=self._updated,
+        )
         self.steps = make_steps(hooks, self.timeline)
         checkpoints.restore(self.steps.histories)
 
@@ -118,46 +124,45 @@ class Loop:
         """Train to the end; evaluate and save at Megatron's intervals.
 
         Returns:
-            The exit status: finished, or stopped on request.
+            The exit status, see `signals`.
 
         Raises:
             TooManySkips: too many updates in a row were skipped.
             JointError: a checkpoint could not be saved.
         """
-        for callback in self.callbacks:
-            callback.on_train_begin(self)
+        self._notify(Callback.on_train_begin, self)
         try:
             status = self._train()
-        except (JointError, TooManySkips):  # raised by all ranks together
-            self.end(complete=True)
-            raise
-        except BaseException:
-            self.end(complete=False)
+        except BaseException as error:
+            self.end(complete=isinstance(error, JointError | TooManySkips))  # all ranks raise these together
             raise
         self.end(complete=True)
         return status
 
     def end(self, *, complete: bool = True) -> None:
-        """Tell the callbacks that the run is over; see `Callback.on_train_end`."""
-        for callback in self.callbacks:
-            callback.on_train_end(complete)
+        """Call `Callback.on_train_end`."""
+        self._notify(Callback.on_train_end, complete)
 
     def note(self, text: str) -> None:
         """Write a message to the log."""
+        self._notify(Callback.on_note, text)
+
+    def _notify(self, event: Callable[..., None], *values: Any) -> None:
+        """Call a method of every callback, given as `Callback.on_...`."""
         for callback in self.callbacks:
-            callback.on_note(text)
+            getattr(callback, event.__name__)(*values)
 
     def _train(self) -> int:
         args = self.args
         for chunk in self.model:
             chunk.train()
-        batch = evaluated = args.iteration  # a run that is resumed at its end was evaluated there
+        batch = evaluated = args.iteration  # a run resumed at its end was evaluated there
         while batch < args.train_iters and not self._agree_to_stop():
             self._clock.resume()
             self._last_of_segment = self._next_stop(batch) - 1
             batch += self.steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
-            self._drain()
+            self._notify(Callback.on_drain)
             if self._evaluates and batch % args.eval_interval == 0:
                 self.evaluate(batch)
                 evaluated = batch
@@ -175,12 +180,8 @@ class Loop:
         self.note(f"asked to end: stopped after iteration {batch} of {args.train_iters}")
         return SAVED_ON_REQUEST if args.save or batch == 0 else ENDED_UNSAVED
 
-    def _drain(self) -> None:
-        for callback in self.callbacks:
-            callback.on_drain()
-
     def _agree_to_stop(self) -> bool:
-        """Whether any rank wants to end. The pipe is empty, so a collective costs next to nothing.
+        """Whether any rank wants to stop. Collective, with an empty pipeline.
 
         Raises:
             JointError: on every rank, if one could not write its part of a checkpoint in the background.
@@ -195,23 +196,17 @@ class Loop:
 
     def evaluate(self, iteration: int) -> None:
         """Compute the validation loss of the newest weights."""
-        for callback in self.callbacks:
-            callback.on_evaluation_begin(iteration)
+        self._notify(Callback.on_evaluation_begin, iteration)
         with self._newest_weights(), fork_rng():
             losses, _, _ = evaluate(self.forward_step, self._valid_data, self.model, None, self._config)
         self._config.timers = None  # Megatron's evaluation switches its timers on
-        loss = losses["lm loss"].item() if losses else None
-        for callback in self.callbacks:
-            callback.on_evaluation_end(iteration, loss)
+        self._notify(Callback.on_evaluation_end, iteration, losses["lm loss"].item() if losses else None)
 
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
-        """Show the weights to be evaluated; weight prediction trains at other ones."""
+        """Use the weights to be evaluated; weight prediction trains with other ones."""
         correction = self.trained.correction
-        if correction is None:
-            yield
-            return
-        with correction.newest_weights() as differ:
+        with correction.newest_weights() if correction else contextlib.nullcontext(False) as differ:
             if differ:
                 publish_weights(self.optimizer, gather_now=True)
             yield
@@ -223,25 +218,14 @@ class Loop:
         return bool(self.args.do_valid and self.args.eval_interval and self.args.eval_iters)
 
     def _next_stop(self, batch: int) -> int:
-        """The next batch number, after `batch`, at which the pipe must be empty."""
+        """The next batch number after `batch` at which the pipeline must be empty."""
         args = self.args
-        intervals = [
-            args.eval_interval if self._evaluates else None,
-            args.save_interval if args.save else None,
-            args.exit_interval,
-        ]
+        evaluation = args.eval_interval if self._evaluates else None
+        intervals = evaluation, args.save_interval if args.save else None, args.exit_interval
         return min([args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)])
 
-    def _losses(self, batch: int, losses: Sequence[dict[str, Any]]) -> None:
-        for callback in self.callbacks:
-            callback.on_losses(batch, losses)
-
-    def _action(self, kind: str, batch: int) -> None:
-        for callback in self.callbacks:
-            callback.on_action(kind, batch)
-
     def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
-        """Busy share of the batch's time and the wish to stop, summed over all ranks; once for each batch."""
+        """Busy share of the batch and request to stop, summed over all ranks; once per batch."""
         if chunk != 0:
             return 0.0, 0.0
         elapsed = self._clock.complete(batch)
@@ -260,16 +244,16 @@ class Loop:
             self._complete(self._reports.pop(batch))
         if not report.shared or report.shared[1] == 0:
             return None
-        # So many batches may have begun on some stage when this one is updated: the earliest that all can stop after.
+        # Some stage may have started this many batches more; all ranks can stop after them.
         return batch + max(2, args.pipeline_model_parallel_size - 1)
 
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
-        """Report a batch whose update is done on every chunk of this rank."""
+        """Report a batch that is complete on every chunk of this rank."""
         number = reports[0].batch
         self.args.consumed_train_samples += self.args.global_batch_size
         elapsed = self._clock.completed.pop(number)
         if number == self._last_of_segment:
-            elapsed += time.perf_counter() - self._clock.last  # the drain belongs to the segment's last batch
+            elapsed += time.perf_counter() - self._clock.last  # the last batch of a segment includes the drain
         busy = sum(report.shared[0] for report in reports) if reports[0].shared else None
         batch = CompletedBatch(
             number=number,
@@ -278,17 +262,14 @@ class Loop:
             seconds=elapsed,
             bubble_share=None if busy is None else 1.0 - busy / dist.get_world_size(),
         )
-        for callback in self.callbacks:
-            callback.on_batch_end(batch)
+        self._notify(Callback.on_batch_end, batch)
 
     def _save(self, iteration: int) -> None:
-        """Save if there is a folder and it does not hold this iteration yet."""
+        """Save unless there is no folder or it already holds this iteration."""
         if not self.args.save or iteration in (0, self.checkpoints.saved, self.checkpoints.pending):
             return
-        for callback in self.callbacks:
-            callback.on_save_begin(iteration)
+        self._notify(Callback.on_save_begin, iteration)
         self.trained.scheduler.num_steps = self._schedulers[0].num_steps
         self.args.scheduler_steps = [scheduler.num_steps for scheduler in self._schedulers]
         self.checkpoints.save(iteration, self.steps.histories)
-        for callback in self.callbacks:
-            callback.on_save_end(iteration)
+        self._notify(Callback.on_save_end, iteration)

@@ -1,37 +1,21 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Collects the numbers of each batch as they arrive and logs complete batches in order; the pipeline never waits."""
+"""Collects the values of each batch as they arrive and logs complete batches in order, without blocking training."""
 
+import argparse
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron_async.platform.host import ReducedValues
-from megatron_async.training.callbacks import Callback, CompletedBatch
+from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 from megatron_async.training.faults import LossSpikes, samples
 from megatron_async.training.log import Log, Row
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Constants that turn a batch and its time into rates."""
-
-    global_batch_size: int
-    seq_length: int
-    flops_per_batch: float
-    devices: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a batch."""
-        return self.global_batch_size * self.seq_length
-
-
-class PendingLoss:
+class PendingLoss(Reduced):
     """The loss of a batch, summed over data-parallel ranks in the background.
 
     Args:
@@ -41,34 +25,28 @@ class PendingLoss:
 
     def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
         sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
-        work = dist.all_reduce(sums, group=group, async_op=True) if group.size() > 1 else None
-        self._sums = ReducedValues(sums, work)
-
-    @property
-    def ready(self) -> bool:
-        return self._sums.ready
+        super().__init__(sums, group if group.size() > 1 else None)
 
     def read(self) -> float:
-        """Token-weighted mean loss; waits if it must."""
-        total, tokens = self._sums.read()
+        """Token-weighted mean loss. May wait."""
+        total, tokens = self._values.read()
         return total / tokens if tokens else 0.0
 
 
 class Metrics(Callback):
-    """Logs every batch once all of its numbers are here. On ranks without a log it only keeps collectives in step.
+    """Logs every batch once its values have arrived. Ranks without a log only take part in the reductions.
 
     Args:
-        scale: constants of the run.
-        group: data-parallel group, which the loss is averaged over.
+        args: sizes of a batch, number of devices, completed batches.
+        flops: floating-point operations of a batch.
+        group: data-parallel group, over which the loss is averaged.
         log: of the logging rank; None on the others.
-        first_iteration: completed batches before this run.
     """
 
-    def __init__(self, *, scale: Scale, group: dist.ProcessGroup, log: Log | None, first_iteration: int) -> None:
-        self._scale, self._group, self._log = scale, group, log
+    def __init__(self, args: argparse.Namespace, *, flops: float, group: dist.ProcessGroup, log: Log | None) -> None:
+        self._args, self._flops, self._group, self._log = args, flops, group, log
         self._losses: dict[int, PendingLoss] = {}
         self._batches: deque[CompletedBatch] = deque()
-        self._consumed_tokens = first_iteration * scale.tokens
         self._spikes = LossSpikes()
 
     def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
@@ -95,47 +73,61 @@ class Metrics(Callback):
             self._log.close()
 
     def _flush(self, *, wait: bool) -> None:
-        """Log complete batches; with `wait`, all of them."""
+        """Log complete batches; with `wait`, all batches."""
         while self._batches and (wait or self._is_ready(self._batches[0])):
-            self._write(self._batches.popleft())
+            batch = self._batches.popleft()
+            loss = self._losses.pop(batch.number, None)
+            if self._log is not None:
+                assert loss is not None, "the logging rank is on the last stage"
+                self._write(self._log, batch, loss.read())
 
     def _is_ready(self, batch: CompletedBatch) -> bool:
         loss = self._losses.get(batch.number)
         return (loss is None or loss.ready) and all(values.ready for values in batch.pending)
 
-    def _write(self, batch: CompletedBatch) -> None:
-        loss = self._losses.pop(batch.number, None)
-        self._consumed_tokens += self._scale.tokens
-        if self._log is None:
-            return
-        assert loss is not None, "the logging rank is on the last stage"
-        row = self._row(batch, loss.read())
-        for values in batch.pending:
-            row |= values.read()
-        if self._spikes.is_spike(row["lm_loss"]):
-            numbers = samples(batch.number, self._scale.global_batch_size)
-            self.on_note(f"iteration {batch.iteration}: the loss jumped to {row['lm_loss']:.6E}; samples {numbers}")
-        self._log.batch(row)
-
-    def _row(self, batch: CompletedBatch, loss: float) -> Row:
-        scale = self._scale
-        return {
+    def _write(self, log: Log, batch: CompletedBatch, loss: float) -> None:
+        args, size = self._args, self._args.global_batch_size
+        row: Row = {
             "iteration": batch.iteration,
-            "consumed_samples": batch.iteration * scale.global_batch_size,
-            "consumed_tokens": self._consumed_tokens,
+            "consumed_samples": batch.iteration * size,
+            "consumed_tokens": batch.iteration * size * args.seq_length,
             "lm_loss": loss,
             "grad_norm": batch.grad_norm,
             "learning_rate": batch.learning_rate,
             "iteration_ms": batch.seconds * 1e3,
-            "tokens_per_s": scale.tokens / batch.seconds,
-            "tflops_per_device": scale.flops_per_batch / batch.seconds / scale.devices / 1e12,
+            "tokens_per_s": size * args.seq_length / batch.seconds,
+            "tflops_per_device": self._flops / batch.seconds / args.world_size / 1e12,
             "bubble_share": batch.bubble_share,
             "skipped": int(batch.skipped),
         }
+        for values in batch.pending:
+            row |= values.read()
+        if self._spikes.is_spike(loss):
+            self.on_note(
+                f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {samples(batch.number, size)}"
+            )
+        log.batch(row)
+
+
+class PendingLogit(Reduced):
+    """The largest attention logit of a batch over all ranks.
+
+    Args:
+        parts: largest logits of this rank's model chunks, any shape.
+        group: over all ranks; None for one process.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+        lowest = parts[0].new_full((1,), -math.inf)  # for a rank without softmax attention
+        largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
+        super().__init__(largest, group, dist.ReduceOp.MAX)
+
+    def read(self) -> dict[str, Any]:
+        return {"max_attention_logit": self._values.read()[0]}
 
 
 class LargestLogit(Callback):
-    """Logs the largest attention logit of each batch, `max_attention_logit`, before any clip.
+    """Logs `max_attention_logit` of each batch, before QK-clip.
 
     Args:
         group: process group of its own over all ranks; None for one process.
@@ -147,27 +139,3 @@ class LargestLogit(Callback):
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if parts := [report.logits for report in batch.reports if report.logits is not None]:
             batch.pending.append(PendingLogit(parts, self._group))
-
-
-class PendingLogit:
-    """The largest attention logit of a batch over all ranks.
-
-    Args:
-        parts: largest logits of this rank's model chunks, any shape.
-        group: as of `LargestLogit`.
-    """
-
-    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-        lowest = parts[0].new_full((1,), -math.inf)  # of a rank without softmax attention
-        largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
-        work = None
-        if group is not None:
-            work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group, async_op=True)
-        self._largest = ReducedValues(largest, work)
-
-    @property
-    def ready(self) -> bool:
-        return self._largest.ready
-
-    def read(self) -> dict[str, Any]:
-        return {"max_attention_logit": self._largest.read()[0]}

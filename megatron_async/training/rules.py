@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Rules for the phases of a run, its learning rate and traces."""
+"""Checks of the phases, the learning rate and traces."""
 
 import argparse
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
-    """Problems with values that Megatron has derived: the number of batches."""
+    """Problems with values that Megatron has derived."""
     yield from _learning_rate(args)
     if args.train_iters is not None and args.sync_start_iters + args.sync_cooldown_iters > args.train_iters:
         yield (
@@ -25,15 +25,13 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _phases(args: argparse.Namespace) -> Iterator[str]:
-    for flag, value in (
-        ("--sync-start-iters", args.sync_start_iters),
-        ("--sync-cooldown-iters", args.sync_cooldown_iters),
-    ):
+    phases = {"--sync-start-iters": args.sync_start_iters, "--sync-cooldown-iters": args.sync_cooldown_iters}
+    for flag, value in phases.items():
         if value < 0:
             yield f"{flag} {value}: must be at least 0."
         if value > 0 and not is_delayed(args):
             yield (
-                f"{flag} {value} switches a delay off for a while, but --pipeline-schedule 1f1b has none. Use "
+                f"{flag} {value} needs a gradient delay, but --pipeline-schedule 1f1b has none. Use "
                 "--pipeline-schedule 2bw (or --gradient-delay), or leave it out."
             )
 
@@ -42,6 +40,6 @@ def _learning_rate(args: argparse.Namespace) -> Iterator[str]:
     decay = args.lr_decay_iters or args.train_iters
     if decay is not None and args.lr_warmup_iters and args.lr_warmup_iters >= decay:
         yield (
-            f"--lr-warmup-iters {args.lr_warmup_iters} leaves nothing to decay over: it must be less than "
+            f"--lr-warmup-iters {args.lr_warmup_iters} must be less than "
             f"{'--lr-decay-iters' if args.lr_decay_iters else '--train-iters'} {decay}."
         )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""From checked arguments to a finished run: Megatron's building blocks in order."""
+"""Builds a run from checked arguments: process groups, model, optimizer, data, callbacks."""
 
 import argparse
 import os
@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.utils import get_model_config
@@ -49,7 +48,7 @@ from megatron_async.training.callbacks import Callback
 from megatron_async.training.faults import SkippedUpdates, StopOnRequest
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
-from megatron_async.training.metrics import LargestLogit, Metrics, Scale
+from megatron_async.training.metrics import LargestLogit, Metrics
 from megatron_async.training.provenance import versions
 from megatron_async.training.signals import StopRequests
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
@@ -57,13 +56,7 @@ from megatron_async.training.trace import TraceFile
 
 
 def pretrain(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
-    """Train a GPT, from process groups to their end; return the exit status.
-
-    Args:
-        args: checked arguments.
-        stops: requests to end early.
-        callbacks: further observers.
-    """
+    """Train a GPT; return the exit status. See `build`."""
     status = build(args, stops, callbacks).run()
     stops.ignore()
     close()
@@ -76,13 +69,13 @@ def build(
     callbacks: Sequence[Callback] = (),
     forward_step: Any = None,
 ) -> Loop:
-    """Set up a run: process groups, model, optimizer, data, log.
+    """Set up a run.
 
     Args:
         args: checked arguments.
-        stops: requests to end early; None makes new ones, with the time limit of `args`.
-        callbacks: further observers. They are called before the log, so they may add values to a batch.
-        forward_step: Megatron's forward step function; None for that of a GPT.
+        stops: requests to end early; None for the time limit of `args` only.
+        callbacks: further callbacks. They precede the log, so they may add values to a batch.
+        forward_step: Megatron's forward step function; None for a GPT.
     """
     _continue_wandb(args)
     _adjust(args)
@@ -91,13 +84,13 @@ def build(
     if args.rank == 0:
         print(f"> {args.device_sentence}", flush=True)
     update_train_iters(args)
-    # Kept with the arguments in every checkpoint: exported tables have as many rows.
+    # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
     vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
     trained = _trained(args, vocabulary)
     checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
-    with fork_rng():  # loaders draw from the training's generators
+    with fork_rng():  # data loaders draw seeds
         train_data, valid_data = data_iterators(args)
     statistics = _statistics(args, trained)
     staleness = StalenessValues()
@@ -116,16 +109,11 @@ def build(
 
 
 def _adjust(args: argparse.Namespace) -> None:
-    """Switch off what this loop does in its own way."""
-    # This loop never repeats a batch to look for faults of the hardware; Megatron's data iterators would keep every
-    # micro-batch of the run for that.
-    args.rerun_mode = "disabled"
+    """Switch off features of Megatron's loop that this loop replaces."""
+    args.rerun_mode = "disabled"  # Megatron's data iterators would keep all micro-batches
     if not schedule_of(args).megatron:
-        # The schedule reduces gradients itself, behind the next batch; Megatron's overlap would do it a second time.
-        args.overlap_grad_reduce = False
-    # A gradient that is not finite is skipped and counted, under every schedule alike; Megatron's own check would
-    # stop the run from inside the reduction.
-    args.check_for_nan_in_loss_and_grad = False
+        args.overlap_grad_reduce = False  # the schedule reduces gradients itself
+    args.check_for_nan_in_loss_and_grad = False  # updates with such gradients are skipped and counted
 
 
 def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
@@ -145,7 +133,7 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
 
 
 def _statistics(args: argparse.Namespace, trained: Trained) -> UpdateStatistics | None:
-    """Statistics of updates, where they are asked for. Collective."""
+    """Statistics of `--log-update-statistics`. Collective."""
     if not args.log_update_statistics:
         return None
     roles = ownership.roles_of_masters(trained.model, trained.optimizer)
@@ -188,7 +176,7 @@ def _observers(
     staleness: StalenessValues,
     stops: StopRequests,
 ) -> Iterator[Callback]:
-    """The callbacks of every run but the log. Collective."""
+    """All callbacks but the log. Collective."""
     if (balance := expert_balance.make(get_model_config(trained.model[0]), trained.model)) is not None:
         yield balance
     if statistics is not None:
@@ -199,11 +187,11 @@ def _observers(
     yield SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
     yield StopOnRequest(stops)
     if args.trace_file:
-        yield TraceFile(args.trace_file)
+        yield TraceFile()
 
 
 def close() -> None:
-    """End a run in this process: its writers, process groups and Megatron's global state."""
+    """Close the writers, the process groups and Megatron's global state."""
     if (wandb := get_wandb_writer()) is not None:
         wandb.finish()
     dist.barrier()
@@ -211,7 +199,7 @@ def close() -> None:
 
 
 class _Undisturbing:
-    """An iterator whose items are drawn without touching torch's generator: a loader takes seeds from it."""
+    """A data iterator that preserves the RNG states, from which loaders draw seeds."""
 
     def __init__(self, data: Iterator[Any]) -> None:
         self._data = data
@@ -225,7 +213,7 @@ class _Undisturbing:
 
 
 def _continue_wandb(args: argparse.Namespace) -> None:
-    """Go on with the wandb run whose id is in the checkpoint, unless the user names one."""
+    """Resume the wandb run of the checkpoint, unless the user names another one."""
     found = folder.newest(Path(args.load)) if args.load and args.wandb_project else None
     if found is not None and found.manifest is not None and found.manifest.wandb_run:
         os.environ.setdefault("WANDB_RUN_ID", found.manifest.wandb_run)
@@ -233,7 +221,7 @@ def _continue_wandb(args: argparse.Namespace) -> None:
 
 
 def data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Training and validation micro-batches; lists of them, one for each virtual stage, where there are such stages."""
+    """Iterators over training and validation micro-batches; with virtual stages a list of them."""
 
     def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
         provider = partial(train_valid_test_datasets, args, tokenizer=get_tokenizer(), vp_stage=vp_stage)
@@ -249,28 +237,11 @@ def data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _metrics(args: argparse.Namespace) -> Metrics:
-    """The last rank logs: it is on the last stage, where the loss is, and it is where Megatron's users look."""
+    """The last rank logs, as in Megatron: it knows the loss."""
     log = None
     if args.rank == args.world_size - 1:
         config = {"arguments": arguments_as_json(args), "versions": versions()}
-        log = Log(
-            metrics_file=MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None,
-            writer=get_tensorboard_writer(),
-            wandb=get_wandb_writer(),
-            log_interval=args.log_interval,
-            log_layers=args.moe_per_layer_logging,
-            global_batch_size=args.global_batch_size,
-            completed=args.iteration,
-            train_iters=args.train_iters,
-        )
-    return Metrics(
-        scale=Scale(
-            global_batch_size=args.global_batch_size,
-            seq_length=args.seq_length,
-            flops_per_batch=float(num_floating_point_operations(args, args.global_batch_size)),
-            devices=args.world_size,
-        ),
-        group=mpu.get_data_parallel_group(with_context_parallel=True),
-        log=log,
-        first_iteration=args.iteration,
-    )
+        file = MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None
+        log = Log(args, metrics_file=file, writer=get_tensorboard_writer(), wandb=get_wandb_writer())
+    flops = float(num_floating_point_operations(args, args.global_batch_size))
+    return Metrics(args, flops=flops, group=mpu.get_data_parallel_group(with_context_parallel=True), log=log)

@@ -1,8 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Requests to end a run early: signals and the time limit.
 
-A request is only noted here. The training loop adds up every rank's notes with a batch's reductions, so that all
-ranks stop after the same batch although one alone was asked, and nobody waits for an answer.
+The training loop sums the requests of all ranks with the reductions of a batch, so all ranks stop after the same batch.
 """
 
 import os
@@ -14,54 +13,55 @@ from types import FrameType
 FINISHED = 0
 FAILED = 1
 SAVED_ON_REQUEST = 85
-"""Exit status of a run that was asked to end, has saved, and wants to go on; see examples/slurm."""
+"""Exit status after a requested stop with a checkpoint; the job can be resubmitted, see examples/slurm."""
 ENDED_UNSAVED = 128 + signal.SIGTERM
-"""Exit status of a run that was asked to end and had no folder to save in."""
+"""Exit status after a requested stop without `--save`."""
 
 ALWAYS = (signal.SIGTERM, signal.SIGUSR1)
-# A scheduler and a launcher may both pass the same request on; later than this it is a second one.
+# Scheduler and launcher may both forward one request; a signal later than this is a second request.
 _ECHO_SECONDS = 2.0
 
 
 class StopRequests:
-    """Notes requests to end.
+    """Records requests to end.
 
-    The first signal asks the run to save and end; a second one ends this process at once, with status 128 + signal.
+    The first signal requests a save and a stop. A second signal ends this process at once with status 128 + signal.
 
     Args:
-        signals: signals to listen to, from the main thread.
-        minutes: time limit of the run from now on; None for none.
+        signals: signals to handle; needs the main thread.
+        minutes: time limit from now, or None.
     """
 
     def __init__(self, signals: Iterable[int] = (), minutes: float | None = None) -> None:
         self._process = os.getpid()
-        self._deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
+        self._deadline: float | None = None
         self._signaled: float | None = None
+        self.limit(minutes)
         for number in signals:
             self.listen(number)
 
     def listen(self, number: int) -> None:
-        """Take this signal for a request, too."""
+        """Handle this signal as a request."""
         signal.signal(number, self._note)
 
     def limit(self, minutes: float | None) -> None:
-        """Set the time limit, in minutes from now; None leaves it as it is."""
+        """Set the time limit in minutes from now; None keeps it."""
         if minutes is not None:
             self._deadline = time.monotonic() + 60.0 * minutes
 
     @property
     def requested(self) -> bool:
-        """Whether this rank has been asked to end."""
+        """Whether this rank has received a request."""
         return self._signaled is not None or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def ignore(self) -> None:
-        """From now on the run is ending anyway: a launcher that stops its workers must not spoil the exit status."""
+        """Ignore signals while the run ends, so that a launcher cannot change the exit status."""
         for number in ALWAYS:
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a data loader's worker has inherited the handler; it ends when the run does
+            return  # a data loader's worker inherits the handler
         if self._signaled is not None and time.monotonic() - self._signaled > _ECHO_SECONDS:
             os._exit(128 + number)
         if self._signaled is None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Callbacks that put measurements of the update into the log."""
+"""Callbacks that log measurements of the update."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from megatron_async.training.callbacks import Callback, CompletedBatch, Known
 
 
 class StatisticsValues(Callback):
-    """Logs `update_rms` by role and `correction_rms` of the batches that are measured."""
+    """Logs `update_rms` by role and `correction_rms` of the measured batches."""
 
     def __init__(self, statistics: UpdateStatistics) -> None:
         self._statistics = statistics
@@ -19,7 +19,7 @@ class StatisticsValues(Callback):
 
 
 class StalenessValues(Callback):
-    """Logs how stale an update is, where the delay oracle has measured it."""
+    """Logs the staleness of updates that the delay oracle measures."""
 
     def __init__(self) -> None:
         self._values: dict[int, Mapping[str, float]] = {}

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The timeline of a run's pipeline in Chrome's trace format (chrome://tracing, Perfetto)."""
+"""The timeline of a run in Chrome trace format (chrome://tracing, Perfetto)."""
 
 import json
 from pathlib import Path
@@ -17,27 +17,20 @@ if TYPE_CHECKING:
 
 
 class TraceFile(Callback):
-    """Writes the timeline of a run when it ends.
-
-    Args:
-        path: the file; its folder is made.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+    """Writes `--trace-file` at the end of a run."""
 
     def on_train_begin(self, loop: "Loop") -> None:
         self._loop = loop
 
     def on_train_end(self, complete: bool) -> None:
         if complete:
-            write(self._path, self._loop.timeline)
+            write(self._loop.args.trace_file, self._loop.timeline)
 
 
 def write(path: str, timeline: Timeline) -> None:
-    """Gather every rank's spans and let rank 0 write them, atomically. Collective.
+    """Gather the spans of all ranks; rank 0 writes the file. Collective.
 
-    Times are the hosts' monotonic clocks: comparable within one host.
+    Times are those of each host's monotonic clock.
     """
     timeline.busy_since_last()
     own = (mpu.get_pipeline_model_parallel_rank(), timeline.kept())

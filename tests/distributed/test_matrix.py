@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.processes import Pool
 from tests.distributed.jobs import Outcome
-from tests.distributed.matrix import TOLERANCE, TRAIN, Cell, cells, difference, measure
+from tests.distributed.matrix import TOLERANCE, TRAIN, UNTIED, Cell, cells, difference, measure
 
 NAMES = (
     "1f1b-TP2-dense-fp32-plain-adam",
@@ -74,6 +74,14 @@ def test_feature_under_2bw(pool, reference, extra):
     arguments = f"{recipe} {common} {alone} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
     pipeline = pool.run(TRAIN, arguments.split(), ranks=2)
     assert difference(pipeline, expected, norms=True) <= TOLERANCE["bf16" if "bf16" in extra else "fp32"]
+
+
+def test_three_layers_on_two_stages_of_pipedream(pool, reference):
+    """The delay oracle gives the remainder to the first stages, here two layers to stage 0."""
+    recipe = f"--optimizer adam --num-layers 3 --global-batch-size 1 --clip-grad 0.5 {UNTIED}"
+    split = "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 2"
+    pipeline = pool.run(TRAIN, f"{recipe} {split} --pipeline-schedule pipedream".split(), ranks=2)
+    assert difference(pipeline, reference(f"{recipe} --gradient-delay pipedream:2"), norms=False) <= TOLERANCE["fp32"]
 
 
 def test_recomputation_with_biased_routers(pool, reference):

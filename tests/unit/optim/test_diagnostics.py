@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Trial updates, staleness, sizes of updates, Adam with a delayed first moment, replayed batches."""
+"""Trial updates, staleness, sizes of updates, Adam with a delayed first moment."""
 
 import math
 
@@ -12,7 +12,7 @@ from megatron_async.optim.registry import OptimizerSpec, names, specs
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.optim.step import MasterStep, Piece, StepContext, parts
 from megatron_async.reference.ablations import DelayedFirstMomentStep
-from megatron_async.reference.staleness import Replay, compare, trial_update
+from megatron_async.reference.staleness import compare, trial_update
 
 
 @pytest.mark.parametrize("info", specs(), ids=names())
@@ -82,14 +82,3 @@ def test_the_first_moment_is_adams() -> None:
     with pytest.raises(ValueError, match="AdamW, not SGD"):
         params = [Parameter(torch.ones(1))]
         DelayedFirstMomentStep()(Piece(torch.optim.SGD(params), list(params)), StepContext(0))
-
-
-def test_a_batch_is_read_again() -> None:
-    replay = Replay(iter(range(6)))
-    assert [next(replay) for _ in range(2)] == [0, 1]
-    replay.rewind()
-    assert [next(replay) for _ in range(3)] == [0, 1, 2]
-    replay.forget()
-    assert [next(replay) for _ in range(2)] == [3, 4]
-    replay.rewind()
-    assert next(replay) == 3

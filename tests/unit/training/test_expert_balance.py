@@ -14,15 +14,14 @@ from megatron_async import platform
 platform.activate("cpu")
 
 from megatron_async.pipeline.update import UpdateReport
-from megatron_async.platform.host import ReducedValues
 from megatron_async.training.callbacks import CompletedBatch, Known
 from megatron_async.training.expert_balance import PendingBalance, router_losses
 from megatron_async.training.log import Log, MetricsFile
-from megatron_async.training.metrics import Metrics, Scale
+from megatron_async.training.metrics import Metrics
 
 
 def read(rows, layers, losses):
-    return PendingBalance(ReducedValues(torch.tensor(rows).double().view(-1), None), layers, losses).read()
+    return PendingBalance(torch.tensor(rows).double().view(-1), None, layers, losses).read()
 
 
 def test_balance_of_two_layers():
@@ -76,18 +75,17 @@ class Writer:
 @pytest.mark.parametrize("log_layers", [False, True])
 def test_file_log_and_writer(tmp_path, capsys, log_layers):
     writer = Writer()
-    log = Log(
-        metrics_file=MetricsFile(str(tmp_path / "metrics.jsonl"), 0, {}),
-        writer=writer,
-        wandb=None,
+    args = SimpleNamespace(
         log_interval=1,
-        log_layers=log_layers,
+        moe_per_layer_logging=log_layers,
         global_batch_size=4,
-        completed=0,
+        seq_length=2,
+        world_size=1,
+        iteration=0,
         train_iters=5,
     )
-    group = SimpleNamespace(size=lambda: 1)
-    metrics = Metrics(scale=Scale(4, 2, 1e9, 1), group=group, log=log, first_iteration=0)
+    log = Log(args, metrics_file=MetricsFile(str(tmp_path / "metrics.jsonl"), 0, {}), writer=writer, wandb=None)
+    metrics = Metrics(args, flops=1e9, group=SimpleNamespace(size=lambda: 1), log=log)
     balance = read([[math.nan, 6, 2, 0, 0], [1.0, 2, 2, 2, 2]], [2, 5], ["load_balancing_loss"])
     metrics.on_losses(0, [{"lm loss": torch.tensor([16.0, 8.0])}])
     metrics.on_batch_end(CompletedBatch(0, [UpdateReport(0, 0, 1.0, False, ())], 0.1, 0.5, None, [Known(balance)]))
