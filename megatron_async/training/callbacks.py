@@ -27,17 +27,6 @@ class Pending(Protocol):
         """The values by their names in the metrics file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Values that have arrived."""
-
-    values: Mapping[str, Any]
-    ready: bool = True
-
-    def read(self) -> Mapping[str, Any]:
-        return self.values
-
-
 class Reduced:
     """Base of pending values that are reduced over ranks in the background.
 
@@ -68,7 +57,8 @@ class CompletedBatch:
         learning_rate: of the update.
         seconds: since the previous batch, without evaluations and saves.
         bubble_share: idle share of that time, averaged over all ranks; None if unknown.
-        pending: further values for the metrics file; callbacks add to it.
+        values: further values for the metrics file; callbacks add to them.
+        pending: values that may arrive later; callbacks add to them.
     """
 
     number: int
@@ -76,6 +66,7 @@ class CompletedBatch:
     learning_rate: float
     seconds: float
     bubble_share: float | None
+    values: dict[str, Any] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
 
     @property

@@ -115,17 +115,19 @@ class ExpertBalance(Callback):
         use_router_loss_tracker(self)
 
     def on_action(self, kind: str, batch: int) -> None:
+        """Count the following reports for `batch`."""
         if kind in "FB":
-            self.use(batch)
+            self._now = self._sums_of(batch)
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
-        batch.pending.append(self.reduce(batch.number))
+        sums, self._now = self._sums_of(batch.number).view(-1), None
+        del self._sums[batch.number]
+        batch.pending.append(PendingBalance(sums, self._group, self._layers, self._losses))
 
-    def use(self, batch: int) -> None:
-        """Count the following reports for `batch`."""
+    def _sums_of(self, batch: int) -> torch.Tensor:
         if batch not in self._sums:
             self._sums[batch] = torch.zeros(self._shape, dtype=torch.float64, device=device())
-        self._now = self._sums[batch]
+        return self._sums[batch]
 
     def record(
         self,
@@ -151,12 +153,6 @@ class ExpertBalance(Callback):
         elif needs_dp_avg:
             reports *= mpu.get_data_parallel_world_size()
         self._now[row, self._losses.index(name)] += value.detach() / reports
-
-    def reduce(self, batch: int) -> PendingBalance:
-        """Start the sum over all ranks for a completed batch. Collective."""
-        self.use(batch)
-        sums, self._now = self._sums.pop(batch).view(-1), None
-        return PendingBalance(sums, self._group, self._layers, self._losses)
 
     def _count(self, router: TopKRouter, inputs: Any, outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
         """After a router's forward: outputs are weights and choices, [tokens, experts] both."""

@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,31 +26,15 @@ from megatron_async.mcore.optimizer import publish_weights, scheduler_for
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import evaluate
 from megatron_async.optim.corrections import Correction
+from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
-from megatron_async.pipeline.steps import MakeSteps
+from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.schedules.phases import Phases
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.faults import TooManySkips
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Seconds per batch on this rank, without evaluations and saves."""
-
-    last: float = field(default_factory=time.perf_counter)
-    completed: dict[int, float] = field(default_factory=dict)
-
-    def resume(self) -> None:
-        self.last = time.perf_counter()
-
-    def complete(self, batch: int) -> float:
-        """Record the end of a batch; return the seconds since the previous one."""
-        now = time.perf_counter()
-        elapsed, self.last = now - self.last, now
-        self.completed[batch] = elapsed
-        return elapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +47,7 @@ class Trained:
         scheduler: Megatron's learning-rate scheduler.
         optimizers: the optimizers that step separately: one for each chunk, or one for all chunks.
         correction: of the delay, or None.
+        statistics: of updates, or None.
     """
 
     model: list[Any]
@@ -70,6 +55,7 @@ class Trained:
     scheduler: Any
     optimizers: list[MegatronOptimizer]
     correction: Correction | None
+    statistics: UpdateStatistics | None
 
 
 class Loop:
@@ -78,7 +64,7 @@ class Loop:
     Args:
         args: Megatron's arguments and ours.
         trained: model and optimizer.
-        make_steps: builds the steps from the loop's hooks and timeline.
+        make_steps: chooses how batches are run.
         forward_step: Megatron's forward step function.
         train_data, valid_data: iterators over micro-batches; None on ranks without data.
         checkpoints: loads and saves checkpoints.
@@ -90,7 +76,7 @@ class Loop:
         *,
         args: argparse.Namespace,
         trained: Trained,
-        make_steps: MakeSteps,
+        make_steps: Callable[[Training], Steps],
         forward_step: Any,
         train_data: Any,
         valid_data: Any,
@@ -110,15 +96,30 @@ class Loop:
             own.step(increment=steps - own.num_steps)
         self._reports: dict[int, list[UpdateReport]] = {}
         self._learning_rates: dict[int, float] = {}
-        self._clock, self._last_of_segment, self._stopping = _Clock(), -1, False
-        hooks = Hooks(
-            losses=partial(self._notify, Callback.on_losses),
-            action=partial(self._notify, Callback.on_action),
-            shared=self._shared,
-            updated=self._updated,
-        )
-        self.steps = make_steps(hooks, self.timeline)
+        self._seconds: dict[int, float] = {}
+        self._clock, self._last_of_segment, self._stopping = time.perf_counter(), -1, False
+        self.steps = make_steps(self._training())
         checkpoints.restore(self.steps.histories)
+
+    def _training(self) -> Training:
+        args, trained = self.args, self.trained
+        return Training(
+            args=args,
+            model=trained.model,
+            optimizers=trained.optimizers,
+            forward_step=self.forward_step,
+            data_iterators=self.train_data if isinstance(self.train_data, list) else [self.train_data],
+            phases=Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters),
+            correction=trained.correction,
+            statistics=trained.statistics,
+            hooks=Hooks(
+                losses=partial(self._notify, Callback.on_losses),
+                action=partial(self._notify, Callback.on_action),
+                shared=self._shared,
+                updated=self._updated,
+            ),
+            timeline=self.timeline,
+        )
 
     def run(self) -> int:
         """Train to the end; evaluate and save at Megatron's intervals.
@@ -158,7 +159,7 @@ class Loop:
             chunk.train()
         batch = evaluated = args.iteration  # a run resumed at its end was evaluated there
         while batch < args.train_iters and not self._agree_to_stop():
-            self._clock.resume()
+            self._clock = time.perf_counter()
             self._last_of_segment = self._next_stop(batch) - 1
             batch += self.steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
@@ -228,8 +229,9 @@ class Loop:
         """Busy share of the batch and request to stop, summed over all ranks; once per batch."""
         if chunk != 0:
             return 0.0, 0.0
-        elapsed = self._clock.complete(batch)
-        return min(1.0, self.timeline.busy_since_last() / elapsed), float(self._wants_stop())
+        before, self._clock = self._clock, time.perf_counter()
+        self._seconds[batch] = self._clock - before
+        return min(1.0, self.timeline.busy_since_last() / self._seconds[batch]), float(self._wants_stop())
 
     def _updated(self, report: UpdateReport) -> int | None:
         """Advance the scheduler of a chunk; return the last batch to run if a rank wants to stop."""
@@ -251,15 +253,15 @@ class Loop:
         """Report a batch that is complete on every chunk of this rank."""
         number = reports[0].batch
         self.args.consumed_train_samples += self.args.global_batch_size
-        elapsed = self._clock.completed.pop(number)
+        seconds = self._seconds.pop(number)
         if number == self._last_of_segment:
-            elapsed += time.perf_counter() - self._clock.last  # the last batch of a segment includes the drain
+            seconds += time.perf_counter() - self._clock  # the last batch of a segment includes the drain
         busy = sum(report.shared[0] for report in reports) if reports[0].shared else None
         batch = CompletedBatch(
             number=number,
             reports=reports,
             learning_rate=self._learning_rates.pop(number),
-            seconds=elapsed,
+            seconds=seconds,
             bubble_share=None if busy is None else 1.0 - busy / dist.get_world_size(),
         )
         self._notify(Callback.on_batch_end, batch)

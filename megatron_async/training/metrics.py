@@ -99,6 +99,7 @@ class Metrics(Callback):
             "tflops_per_device": self._flops / batch.seconds / args.world_size / 1e12,
             "bubble_share": batch.bubble_share,
             "skipped": int(batch.skipped),
+            **batch.values,
         }
         for values in batch.pending:
             row |= values.read()

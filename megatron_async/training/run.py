@@ -36,13 +36,10 @@ from megatron_async.optim import corrections, ownership, setup
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
-from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.groups import group_of_all
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.synchronous import SynchronousSteps
-from megatron_async.pipeline.timeline import Timeline
 from megatron_async.schedules.arguments import schedule_of
-from megatron_async.schedules.phases import Phases
 from megatron_async.training import expert_balance
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.faults import SkippedUpdates, StopOnRequest
@@ -92,19 +89,18 @@ def build(
     checkpoints.load()
     with fork_rng():  # data loaders draw seeds
         train_data, valid_data = data_iterators(args)
-    statistics = _statistics(args, trained)
     staleness = StalenessValues()
     forward_step = forward_step or gpt.ForwardStep(args, vocabulary)
     stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
     return Loop(
         args=args,
         trained=trained,
-        make_steps=partial(_make_steps, args, trained, statistics, staleness, forward_step, train_data),
+        make_steps=partial(_make_steps, staleness),
         forward_step=forward_step,
         train_data=train_data,
         valid_data=valid_data,
         checkpoints=checkpoints,
-        callbacks=[*_observers(args, trained, statistics, staleness, stops), *callbacks, _metrics(args)],
+        callbacks=[*_callbacks(args, trained, staleness, stops), *callbacks, _metrics(args)],
     )
 
 
@@ -117,51 +113,29 @@ def _adjust(args: argparse.Namespace) -> None:
 
 
 def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
+    """Set up model, optimizer and scheduler. Collective."""
     container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
     by_chunk = schedule_of(args).chunks > 1
     model, optimizer, scheduler = setup_model_and_optimizer(container, setup.optimizers(args), one_per_chunk=by_chunk)
     for inner in inner_optimizers(optimizer):
         inner.config.timers = None  # at --timing-log-level 1 they hold a barrier over all ranks, between polls
     setup.finish(args, model, optimizer)
+    statistics = None
+    if args.log_update_statistics:
+        roles = ownership.roles_of_masters(model, optimizer)
+        statistics = UpdateStatistics(args.log_update_statistics, roles, group_of_all("statistics"), device())
     return Trained(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         optimizers=list(optimizer.chained_optimizers) if by_chunk else [optimizer],
         correction=corrections.make(args.staleness_correction, args.correction_strength, optimizer),
-    )
-
-
-def _statistics(args: argparse.Namespace, trained: Trained) -> UpdateStatistics | None:
-    """Statistics of `--log-update-statistics`. Collective."""
-    if not args.log_update_statistics:
-        return None
-    roles = ownership.roles_of_masters(trained.model, trained.optimizer)
-    return UpdateStatistics(args.log_update_statistics, roles, group_of_all("statistics"), device())
-
-
-def _make_steps(
-    args: argparse.Namespace,
-    trained: Trained,
-    statistics: UpdateStatistics | None,
-    staleness: StalenessValues,
-    forward_step: Any,
-    train_data: Any,
-    hooks: Hooks,
-    timeline: Timeline,
-) -> Steps:
-    training = Training(
-        args=args,
-        model=trained.model,
-        optimizers=trained.optimizers,
-        forward_step=forward_step,
-        data_iterators=train_data if isinstance(train_data, list) else [train_data],
-        phases=Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters),
-        correction=trained.correction,
         statistics=statistics,
-        hooks=hooks,
-        timeline=timeline,
     )
+
+
+def _make_steps(staleness: StalenessValues, training: Training) -> Steps:
+    args = training.args
     if not schedule_of(args).megatron:
         return DelayedSteps(training, newest_version=args.iteration)
     if args.gradient_delay is None:
@@ -169,18 +143,14 @@ def _make_steps(
     return reference.make_steps(training, staleness)
 
 
-def _observers(
-    args: argparse.Namespace,
-    trained: Trained,
-    statistics: UpdateStatistics | None,
-    staleness: StalenessValues,
-    stops: StopRequests,
+def _callbacks(
+    args: argparse.Namespace, trained: Trained, staleness: StalenessValues, stops: StopRequests
 ) -> Iterator[Callback]:
     """All callbacks but the log. Collective."""
     if (balance := expert_balance.make(get_model_config(trained.model[0]), trained.model)) is not None:
         yield balance
-    if statistics is not None:
-        yield StatisticsValues(statistics)
+    if trained.statistics is not None:
+        yield StatisticsValues(trained.statistics)
     yield staleness
     if watches_logits(args):
         yield LargestLogit(group_of_all("largest logit"))

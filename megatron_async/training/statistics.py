@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 
 from megatron_async.optim.statistics import UpdateStatistics
-from megatron_async.training.callbacks import Callback, CompletedBatch, Known
+from megatron_async.training.callbacks import Callback, CompletedBatch
 
 
 class StatisticsValues(Callback):
@@ -28,5 +28,4 @@ class StalenessValues(Callback):
         self._values[batch] = values
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
-        if batch.number in self._values:
-            batch.pending.append(Known(self._values.pop(batch.number)))
+        batch.values |= self._values.pop(batch.number, {})
