@@ -30,7 +30,7 @@ def _trained(cell: Cell, delays: tuple[int, ...], updates: int, size: int) -> Se
     stack, optimizer = Stage(pieces, first=True, last=True), make_optimizer(pieces)
     per_delay = len(pieces) // len(delays)
     oracle = DelayOracle(
-        [Group(tuple(piece.parameters()), delays[index // per_delay]) for index, piece in enumerate(pieces)]
+        [Group(list(piece.parameters()), delays[index // per_delay], []) for index, piece in enumerate(pieces)]
     )
     for update in range(updates):
         optimizer.zero_grad()
