@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from megatron_async.checkpoint.compatibility import arguments_as_json
+from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.planning import memory, parameters
 from megatron_async.planning.estimate import Plan, plan
 from megatron_async.schedules import StageCosts, make_schedule, simulate
