@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_architecture import LAYERS
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "megatron_async"
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
@@ -55,3 +57,15 @@ def test_modules_exist(document):
     text = document.read_text(encoding="utf-8")
     modules = re.findall(r"-m ((?:megatron_async|tests|benchmarks)[\w.]*)", text)
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+def test_the_architecture_page_lists_the_rooms_in_the_order_of_their_layers():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^\| `(\w+)` \|", page.split("## Rooms")[1].split("\n## ")[0], re.MULTILINE)
+    assert rooms == [room for layer in LAYERS for room in layer]
+
+
+def test_the_walks_of_the_architecture_page_cross_every_room():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = {path.split("/")[0].removesuffix(".py") for path in paths_in(page) if path.endswith(".py")}
+    assert {room for layer in LAYERS for room in layer} - named - {"files"} == set()
