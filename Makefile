@@ -48,7 +48,7 @@ quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU proc
 lint: setup ## style, formatting and types
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
-	$(VENV_PYTHON) -m mypy megatron_async benchmarks
+	$(VENV_PYTHON) -m mypy megatron_async benchmarks tools/data tools/report.py
 
 test: setup lint ## lint, then every test that needs no GPU
 	$(VENV_PYTHON) -m pytest

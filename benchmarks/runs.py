@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.contenders import LIMIT
 from benchmarks.processes import Pool
-from megatron_async.data.prepare import prepare_corpus
+from tools.data.prepare import prepare_corpus
 
 STAGES = 2
 VOCABULARY = 5120

@@ -21,7 +21,7 @@ from benchmarks import results, schedule_tables, schedules
 from benchmarks.stack import Pace
 from megatron_async.files import write_atomically
 from megatron_async.schedules import SCHEDULES, schedule_problems
-from megatron_async.training.report import save_figure
+from tools.report import save_figure
 
 
 def _pace(text: str) -> Pace:

@@ -12,7 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from megatron_async.training import report
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
+
+from tools import report
 
 
 def _named_path(text: str) -> tuple[str, Path]:

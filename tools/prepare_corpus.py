@@ -5,8 +5,11 @@ import argparse
 import shlex
 import sys
 import warnings
+from pathlib import Path
 
-from megatron_async.data.prepare import PartCounts, prepare_corpus
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
+
+from tools.data.prepare import PartCounts, prepare_corpus
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,10 +9,13 @@ import argparse
 import sys
 import warnings
 from dataclasses import fields
+from pathlib import Path
 
-from megatron_async.data.preprocess import InputError, PreprocessOptions, Progress, preprocess
-from megatron_async.data.sources import FORMATS, TEXT_UNITS
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
+
 from megatron_async.data.tokenizer import tokenizer_namespace
+from tools.data.preprocess import InputError, PreprocessOptions, Progress, preprocess
+from tools.data.sources import FORMATS, TEXT_UNITS
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,9 +28,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import megatron_async
-from megatron_async.data.prepare import CorpusPaths, prepare_corpus
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tools/ is not installed
+
 from megatron_async.files import write_atomically
-from megatron_async.training import report
+from tools import report
+from tools.data.prepare import CorpusPaths, prepare_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 

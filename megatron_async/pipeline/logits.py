@@ -1,9 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Largest attention logits with batches in flight.
-
-Like a gradient, a maximum belongs to a batch: forwards of coming batches run before this one's update. Recomputation
-sees the same logits once more, which changes no maximum.
-"""
+"""Largest attention logits of each batch, while several batches are in flight."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,9 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Collectives that follow one another without anybody waiting for them.
+"""A chain of collectives that nobody waits for: data-parallel sum, tied embeddings, squared norm.
 
-A batch's gradients go through several reductions, each needing the one before: data-parallel sum, tied embeddings,
-squared norm. They are written as one generator that yields the handles of each step; the executor polls it between
-actions and finishes it where the result is due.
+It is a generator that yields the handles of each step. The executor polls it between actions.
 """
 
 from collections.abc import Iterator, Sequence

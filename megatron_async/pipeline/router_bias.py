@@ -1,9 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Loss-free load balancing (arXiv 2408.15664) with batches in flight.
 
-A router counts the tokens it sends to each expert over a batch, and the update of that batch moves its bias by a
-fixed amount. The bias is a weight version's like any weight. The counts belong to a batch: forwards of the next
-batch run before this one is complete, and with recomputation routers count during backward.
+A router counts the tokens of each expert over a batch; the update of that batch moves its bias by a fixed amount.
+The bias belongs to a weight version, the counts to a batch.
 """
 
 from typing import Any

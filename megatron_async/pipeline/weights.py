@@ -1,8 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Versions of a chunk's weights, chosen by pointer.
+"""Versions of a chunk's weights, chosen by pointing tensors at other storage.
 
-Tensors are pointed at other storage; nothing is copied to change the version. Autograd saves the parameter object,
-not its storage, so a backward (and its recomputation) sees whatever version is in use when it runs.
+Autograd saves the parameter object, not its storage: a backward (and its recomputation) uses the version in use then.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import Pool
-from megatron_async.training.report import Row, read_metrics
 from tests.distributed.jobs import BASE
+from tools.report import Row, read_metrics
 
 FORWARD, BACKWARD, MICROBATCHES = 15.0, 30.0, 4
 COMPUTE = MICROBATCHES * (FORWARD + BACKWARD)

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from benchmarks import runs
-from megatron_async.training import report
+from tools import report
 
 ROOT = Path(__file__).resolve().parents[2]
 

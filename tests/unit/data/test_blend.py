@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron_async.data.blend import data_sources, missing_data_files
-from megatron_async.data.indexed import IndexedWriter
+from tools.data.indexed import IndexedWriter
 
 from .conftest import MakeArguments
 

@@ -17,7 +17,7 @@ from megatron_async.data.datasets import (
     sufficient_surplus,
     train_valid_test_datasets,
 )
-from megatron_async.data.indexed import IndexedWriter
+from tools.data.indexed import IndexedWriter
 
 from .conftest import MakeArguments
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megatron_async.data.indexed import IndexedWriter
+from tools.data.indexed import IndexedWriter
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(300, np.uint16), (65499, np.uint16), (128_000, np.int32)])

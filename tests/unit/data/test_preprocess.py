@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megatron_async.data.preprocess import Encoder, InputError, PreprocessOptions, Progress, preprocess
-from megatron_async.data.sources import Record
 from megatron_async.data.tokenizer import tokenizer_namespace
+from tools.data.preprocess import Encoder, InputError, PreprocessOptions, Progress, preprocess
+from tools.data.sources import Record
 
 END = 999
 

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_async.data.prepare import CorpusPaths
-from megatron_async.data.stdlib_corpus import read_corpus
 from megatron_async.data.tokenizer import (
     SMALLEST_VOCABULARY,
     TOKENIZER_TYPE,
@@ -17,6 +15,8 @@ from megatron_async.data.tokenizer import (
     tokenizer_namespace,
     train_tokenizer,
 )
+from tools.data.prepare import CorpusPaths
+from tools.data.stdlib_corpus import read_corpus
 
 
 @pytest.fixture(scope="module")
