@@ -1,10 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Process groups of one purpose each, with their communicators made in one global order when a run is built.
 
-NCCL makes a communicator at its first operation, and all of its ranks must come there together: the host of the first
-one waits. First operations at different places of a schedule would therefore wait for each other. A communicator is
-also one queue: a receive that waits for its message holds up everything behind it. So every directed edge of the
-pipeline, and every collective whose start depends on the progress of a rank, has a group of its own.
+NCCL makes a communicator at its first operation, where all of its ranks must meet and their hosts wait. A communicator
+is one queue: a receive that waits for its message holds up everything behind it. So every directed edge of the pipeline,
+and every collective whose start depends on the progress of a rank, has a group of its own.
 """
 
 from collections.abc import Iterable, Sequence

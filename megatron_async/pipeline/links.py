@@ -1,10 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Point-to-point traffic of one stage with its neighbors.
+"""Point-to-point traffic of one stage with its neighbors, over one process group for each directed edge.
 
-Every directed edge between two stages has a process group of its own, see `groups`. A receive is posted before the
-compute that precedes its use, so that the transfer runs behind compute, except in the first segment of a process.
-There kernels are compiled and memory is allocated, which can synchronize the device. A device that is synchronized
-under a posted receive would wait for a message that may depend on the very kernel being compiled.
+A receive is posted before the compute that precedes its use, except in the first segment of a process: compiling a
+kernel can synchronize the device, which would wait for a posted receive that may depend on that very kernel.
 """
 
 from collections import deque

@@ -5,10 +5,9 @@
 all ranks that hold a part of them, exactly as in a synchronous run. The schedule leaves enough time between R and U for
 the norm to arrive behind compute.
 
-Collectives that `start` itself launches run at a fixed place of the schedule. They may use groups that forwards and
-backwards use too. Later ones are launched when an earlier one is found complete, at moments that differ between ranks.
-They use groups of their own, one set for each chunk, in the order of the batches. Otherwise the values of one batch or
-chunk could be added to those of another.
+Collectives that `start` itself launches run at a fixed place of the schedule; they may share groups with compute. Later
+ones are launched when an earlier one is found complete, at moments that differ between ranks. They have groups of their
+own for each chunk, in the order of the batches: values of two batches or chunks must not be added to each other.
 """
 
 import math
