@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Process groups of one purpose each, with their communicators made in one global order when a run is built.
 
-NCCL makes a communicator at its first operation, where all of its ranks meet and their hosts wait. A communicator
-is one queue: a receive that waits for its message holds up everything behind it. So every directed edge of the pipeline,
+NCCL makes a communicator at its first operation, where all of its ranks meet and their hosts wait. A communicator is
+one queue: a receive that waits for its message holds up everything behind it. So every directed edge of the pipeline,
 and every collective whose start depends on the progress of a rank, has a group of its own.
 """
 
