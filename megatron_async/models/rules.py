@@ -14,14 +14,14 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _divisibility(args)
     yield from _experts(args)
     yield from _empty_stages(args)
-    yield from _document_boundaries(args)
+    yield from _sequences(args)
     yield from _initialization(args)
     if args.experimental_attention_variant == "gated_delta_net":
         yield from _delta_net(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
-    """Problems with values that Megatron has derived: its configuration of the model objects."""
+    """Problems with values that Megatron has derived: its own checks of the model's configuration."""
     try:
         gpt_config_from_args(_with_vocabulary(args)).finalize()
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
@@ -54,33 +54,13 @@ def _experts(args: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _layers_left_out(args: argparse.Namespace) -> Iterator[str]:
-    layout = args.pipeline_model_parallel_layout
-    try:
-        count = decoder_layers_of(layout)
-    except AssertionError as error:
-        yield f"--pipeline-model-parallel-layout {layout}: {error}"
-        return
-    if count != args.num_layers:
-        yield (
-            f"--pipeline-model-parallel-layout {layout} places {count} decoder layers (t), --num-layers is "
-            f"{args.num_layers}: every layer must be on one stage. Change one of them."
-        )
-
-
 def _empty_stages(args: argparse.Namespace) -> Iterator[str]:
-    """Layouts in which a pipeline stage has no layer."""
-    stages, layers = args.pipeline_model_parallel_size, args.num_layers
+    """Layouts in which a pipeline stage has no layer, or a layer has no stage."""
+    stages, layers, layout = args.pipeline_model_parallel_size, args.num_layers, args.pipeline_model_parallel_layout
     if layers is None or stages < 2:
         return
-    if isinstance(args.pipeline_model_parallel_layout, str):
-        for number, part in enumerate(args.pipeline_model_parallel_layout.split("|")):
-            if not part.strip():
-                yield (
-                    f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout}: part {number} (from 0) "
-                    "is empty, so its stage would compute nothing. Give it a layer, or use fewer stages."
-                )
-        yield from _layers_left_out(args)
+    if isinstance(layout, str):
+        yield from _layout(layout, layers)
         return
     first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
     between = stages - (first is not None) - (last is not None)
@@ -92,18 +72,44 @@ def _empty_stages(args: argparse.Namespace) -> Iterator[str]:
         yield f"{given}: leaves a stage without a layer. Use at most {layers} stages and give each at least one layer."
 
 
-def _document_boundaries(args: argparse.Namespace) -> Iterator[str]:
-    if not args.reset_attention_mask:
+def _layout(layout: str, layers: int) -> Iterator[str]:
+    option = f"--pipeline-model-parallel-layout {layout}"
+    for number, part in enumerate(layout.split("|")):
+        if not part.strip():
+            yield (
+                f"{option}: part {number} (from 0) is empty, so its stage would compute nothing. Give it a layer, or "
+                "use fewer stages."
+            )
+    try:
+        count = decoder_layers_of(layout)
+    except AssertionError as error:
+        yield f"{option}: {error}"
         return
-    if args.transformer_impl == "transformer_engine":
+    if count != layers:
+        yield (
+            f"{option} places {count} decoder layers (t), --num-layers is {layers}: every layer must be on one stage. "
+            "Change one of them."
+        )
+
+
+def _sequences(args: argparse.Namespace) -> Iterator[str]:
+    """Sequences that the forward step would not pass to the model as asked."""
+    if args.context_parallel_size > 1:
+        yield f"--context-parallel-size {args.context_parallel_size}: untested, batches hold whole sequences; use 1."
+    if args.dataloader_inter_document_masking:
+        yield (
+            "--dataloader-inter-document-masking: the forward step cannot take packed sequences, so documents would "
+            "see each other. Use --reset-attention-mask with --transformer-impl local."
+        )
+    if args.reset_attention_mask and args.transformer_impl == "transformer_engine":
         yield (
             "--reset-attention-mask with --transformer-impl transformer_engine: its causal kernels ignore the mask, "
-            "and documents would see each other. Use --dataloader-inter-document-masking, or --transformer-impl local."
+            "and documents would see each other. Use --transformer-impl local."
         )
-    if not args.create_attention_mask_in_dataloader:
+    if args.reset_attention_mask and not args.create_attention_mask_in_dataloader:
         yield (
-            "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask is where the boundaries "
-            "are. Leave one of them out."
+            "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask holds the boundaries. "
+            "Leave one of them out."
         )
 
 
@@ -117,21 +123,15 @@ def _initialization(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _delta_net(args: argparse.Namespace) -> Iterator[str]:
-    in_torch = args.device == "cpu" or args.deterministic_mode
     name = "--experimental-attention-variant gated_delta_net"
-    if in_torch and args.context_parallel_size > 1:
-        yield f"{name} with --context-parallel-size {args.context_parallel_size}: computed in torch it needs 1."
-    if in_torch and args.dataloader_inter_document_masking:
+    if args.device == "cpu" or args.deterministic_mode:
+        return
+    if args.reset_attention_mask:
         yield (
-            f"{name} with --dataloader-inter-document-masking: computed in torch it cannot take packed sequences. Use "
-            "--reset-attention-mask, which resets its state and convolution."
+            f"{name} with --reset-attention-mask: its GPU kernels would carry their state from one document to the "
+            "next. Use --deterministic-mode, which computes in torch."
         )
-    if not in_torch and args.reset_attention_mask:
-        yield (
-            f"{name} with --reset-attention-mask: its GPU kernels take documents as packed sequences only and would "
-            "carry their state across. Use --dataloader-inter-document-masking."
-        )
-    if not in_torch and not args.dry_run and importlib.util.find_spec("fla") is None:
+    if not args.dry_run and importlib.util.find_spec("fla") is None:
         yield f"{name} needs flash-linear-attention on GPUs: pip install flash-linear-attention."
 
 

@@ -103,7 +103,6 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
         ),
         "--mtp-num-layers: untested, its gradients have a norm of their own; leave it out": args.mtp_num_layers
         is not None,
-        f"--context-parallel-size {args.context_parallel_size}: untested; use 1": args.context_parallel_size > 1,
         f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
         "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
             "global_aux_loss" in balancing or "quantile_balancing" in balancing

@@ -107,6 +107,7 @@ def test_model_list(capsys):
             "part 1 (from 0) is empty",
         ),
         (f"{HYBRID} --dataloader-inter-document-masking", "cannot take packed sequences"),
+        ("--model smollm2-135m --dataloader-inter-document-masking", "documents would see each other"),
         ("--model smollm4", "no such preset"),
     ],
 )
