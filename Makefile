@@ -64,12 +64,11 @@ format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff format
 
 # A quiet machine: other work on its cores goes into every figure.
-benchmark: setup ## measure schedules and whole runs (about 50 minutes); rewrites the tables of docs/measurements.md
+benchmark: setup ## measure schedules and whole runs (about 50 minutes); adds a file to benchmarks/results/
 	$(VENV_PYTHON) tools/benchmark_schedules.py --json runs/benchmarks/schedules.json \
-	    --figure runs/benchmarks/schedules.png --update docs/measurements.md
-	$(VENV_PYTHON) tools/benchmark_training.py --json runs/benchmarks/training.json --update docs/measurements.md
-	$(VENV_PYTHON) tools/plan_scale.py --update docs/measurements.md
+	    --figure runs/benchmarks/schedules.png --results benchmarks/results
+	$(VENV_PYTHON) tools/benchmark_training.py --json runs/benchmarks/training.json --results benchmarks/results
 
 clean: ## remove the virtual environment, caches and build products; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find megatron_async tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find megatron_async benchmarks tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
