@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""From a command line to checked arguments. All problems are collected and raised at once, before any process group."""
+"""From a command line to checked arguments. All problems are raised at once, before any process group exists."""
 
 import argparse
 import difflib
@@ -93,7 +93,7 @@ def _set_defaults(
 
 
 def _fixed_on_cpu(args: argparse.Namespace) -> list[str]:
-    """Problems with arguments that have one value on CPUs, which is set."""
+    """Set the arguments that have one value on CPUs; return problems with other given values."""
     problems = []
     for name, value, reason in cpu.ARGUMENTS:
         if getattr(args, name) != value:

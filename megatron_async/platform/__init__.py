@@ -21,15 +21,15 @@ def choose(requested: str) -> tuple[Device, str]:
 
     available = torch.cuda.is_available()
     if requested == "cpu":
-        return "cpu", "device: cpu (as asked), processes talk over gloo"
+        return "cpu", "device: cpu (requested), gloo"
     if requested == "cuda" and not available:
         raise ValueError(
             "--device cuda, but torch finds no usable CUDA device here. Use --device cpu, or check the driver "
             "(torch.cuda.is_available() must be True)."
         )
     if available:
-        return "cuda", f"device: cuda ({torch.cuda.get_device_name(0)}), processes talk over nccl"
-    return "cpu", "device: cpu, because torch finds no CUDA device; processes talk over gloo"
+        return "cuda", f"device: cuda ({torch.cuda.get_device_name(0)}), nccl"
+    return "cpu", "device: cpu (torch finds no CUDA device), gloo"
 
 
 def activate(device: Device) -> None:

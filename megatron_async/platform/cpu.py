@@ -18,7 +18,7 @@ def prepare() -> None:
     # Megatron compiles small functions with torch.compile, whose first call looks for an accelerator.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no CUDA
-    # One generator is both the CPU's and the "GPU's" here, so the tracker's check for a mix-up always fires.
+    # One generator serves as the CPU's and the GPU's, so the RNG tracker always warns about a mix-up.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
 
@@ -26,8 +26,8 @@ def prepare() -> None:
 def _keep_freed_memory() -> None:
     """Let the C library keep freed memory, as the caching allocator does on GPUs.
 
-    Gradients are made and freed in every micro-batch. Given back to the system, their pages are mapped and cleared
-    anew each time, which took 4 % of a small model's batch. Without glibc nothing changes.
+    Gradients are allocated and freed in every micro-batch. Mapping and clearing their pages anew took 4 % of a small
+    model's batch. Without glibc nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -35,7 +35,7 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
 
 
-# Arguments a CPU run chooses by itself, so that users need not know them: (argparse destination, value, reason).
+# Arguments that have one value on CPUs: (argparse destination, value, reason).
 ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
     ("distributed_backend", "gloo", "NCCL needs GPUs"),
     ("transformer_impl", "local", "Transformer Engine needs a GPU"),
@@ -52,11 +52,11 @@ ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-# Defaults of a CPU run that a user may change: (argparse destination, value, reason).
+# Other defaults on CPUs: (argparse destination, value, reason).
 DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     *(
         (f"{name}_fp32_matmul_prec", "highest", "bf16 products are emulated on CPUs: slower, and less exact")
         for name in ("muon", "normuon", "adamuon", "mars_m", "soap")
     ),
-    ("num_workers", 0, "loader processes would take the cores that compute"),
+    ("num_workers", 0, "loader processes would compete for the cores"),
 )

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Process groups of gloo that share their network threads.
+"""Gloo process groups that share their network threads.
 
-By itself, every group has a thread of its own that wakes up a hundred times a second. Megatron makes about twenty
-groups, so sixteen ranks on one machine spend a fifth of two cores on threads that have nothing to do.
+Each gloo group has a thread that wakes up a hundred times a second. Megatron makes about twenty groups, so the idle
+threads of sixteen ranks on one machine take a fifth of two cores.
 """
 
 import os
@@ -12,14 +12,14 @@ from itertools import count
 from typing import Any
 
 _THREADS_PER_INTERFACE = 4
-"""So many that a long sum in one group does not hold up the activations of another."""
+"""Enough that a long reduction in one group does not delay the activations of another."""
 
 _WORKERS_PER_INTERFACE = 2
-"""As many threads for each group to run its collectives in as torch gives it."""
+"""Threads of a group that run its collectives, as in torch."""
 
 
 def sharing_threads(process_group: Any) -> Any:
-    """A subclass of torch's `ProcessGroupGloo` whose groups take turns with a few sets of network threads."""
+    """A subclass of torch's `ProcessGroupGloo`. Its groups are assigned to a few sets of network threads in turn."""
     turns = count()
 
     @cache
