@@ -9,21 +9,24 @@ import argparse
 import copy
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.distributed import finalize_model_grads
+from megatron.core import mpu
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.num_microbatches_calculator import get_num_microbatches, reconfigure_num_microbatches_calculator
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.utils import unwrap_model
 
 from benchmarks.contenders import OURS, Factory, Placement, Refused
 from benchmarks.reference import CHECKED_BATCHES
 from benchmarks.stack import LEARNING_RATE, MOMENTUM, Cell, mean_square, microbatches
 from megatron_async.config import arguments
-from megatron_async.mcore.build import GPT
-from megatron_async.mcore.model import data_parallel
-from megatron_async.mcore.optimizer import optimizer_for
-from megatron_async.mcore.parallel import initialize, shape_of_schedule
+from megatron_async.mcore.parallel import initialize
 from megatron_async.mcore.training import gpt_config_from_args, set_global_variables
 from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.executor import Hooks
@@ -68,6 +71,40 @@ def _loss(target: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, tor
     return loss, torch.ones((), dtype=torch.int), {"lm loss": loss.detach()}
 
 
+def _data_parallel(stage: torch.nn.Module, args: argparse.Namespace) -> DistributedDataParallel:
+    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer)
+    return DistributedDataParallel(config=stage.config, ddp_config=ddp_config, module=stage)
+
+
+def _optimizer(chunks: list[Any], args: argparse.Namespace) -> MegatronOptimizer:
+    config = OptimizerConfig(
+        optimizer=args.optimizer,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        sgd_momentum=args.sgd_momentum,
+        clip_grad=args.clip_grad,
+    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+@contextmanager
+def _schedule_shape(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
+    """Temporarily override the number of micro-batches and of virtual pipeline stages."""
+    before = get_num_microbatches()
+
+    def set_shape(microbatches: int, virtual_stages: int | None) -> None:
+        reconfigure_num_microbatches_calculator(
+            rank=1, global_batch_size=microbatches, micro_batch_size=1, data_parallel_size=1
+        )
+        mpu.set_virtual_pipeline_model_parallel_world_size(virtual_stages)
+
+    set_shape(microbatches, virtual_stages)
+    try:
+        yield
+    finally:
+        set_shape(before, None)
+
+
 class MegatronContender:
     """The steps of a training run on the stack.
 
@@ -88,7 +125,7 @@ class MegatronContender:
         placement = (Placement.looped if chunks > 1 else Placement.straight)(cell.stages)
         config = _config(args, chunks if definition.megatron else 1)
         stages = {
-            index: placement.build(cell, rank, index, config=config, model_type=GPT)
+            index: placement.build(cell, rank, index, config=config, model_type=ModelType.encoder_or_decoder)
             for index in placement.of_rank(rank)
         }
         self.pieces = placement.pieces(stages)
@@ -96,13 +133,13 @@ class MegatronContender:
         self._updates_per_batch = cell.microbatches if definition.update_per_microbatch else 1
         self._synchronous, self._last_chunk, self._update = definition.megatron, chunks - 1, 0
         self._completed: list[float] = []
-        model = [data_parallel(stage, args) for stage in stages.values()]
+        model = [_data_parallel(stage, args) for stage in stages.values()]
         parts = [[chunk] for chunk in model] if definition.chunks > 1 else [model]
         data = [microbatches(cell) if stage.pre_process or stage.post_process else None for stage in stages.values()]
         training = Training(
             args=args,
             model=model,
-            optimizers=[optimizer_for(part, args) for part in parts],
+            optimizers=[_optimizer(part, args) for part in parts],
             forward_step=_forward_step,
             data_iterators=data,
             phases=Phases(0, _ENDLESS),
@@ -116,7 +153,7 @@ class MegatronContender:
             ),
             timeline=Timeline(0),
         )
-        with shape_of_schedule(
+        with _schedule_shape(
             microbatches=cell.microbatches // self._updates_per_batch,
             virtual_stages=chunks if definition.megatron and chunks > 1 else None,
         ):

@@ -25,7 +25,6 @@ from megatron.training.global_vars import get_args
 from megatron_async.mcore.arguments import overridden
 from megatron_async.mcore.patches import temporary
 
-GPT = ModelType.encoder_or_decoder
 _MEGATRONS = ("adam", "sgd")
 
 
@@ -61,7 +60,9 @@ def setup_model_and_optimizer(
         if one_per_chunk:
             stack.enter_context(temporary.OPTIMIZER_OF_MODEL.replaced(_one_per_chunk))
         model, optimizer, scheduler = training.setup_model_and_optimizer(
-            GPT, cfg_container=container, pg_collection=ProcessGroupCollection.use_mpu_process_groups()
+            ModelType.encoder_or_decoder,
+            cfg_container=container,
+            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
     _complete_layer_wise(optimizer, container.optimizer)
     return model, optimizer, scheduler

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Megatron's model: builders, layers of a stage, observers of modules."""
 
-import argparse
 import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 from megatron.core import mpu
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
     get_linear_attention_pattern,
     get_moe_layer_pattern,
@@ -147,12 +145,3 @@ def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
 def shares_storage(part: torch.Tensor, whole: torch.Tensor) -> bool:
     """Whether `part` is a view of the storage of `whole`."""
     return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-
-
-def data_parallel(module: torch.nn.Module, args: argparse.Namespace) -> Any:
-    """A model chunk of any kind in Megatron's data-parallel wrapper; the module has a `config`."""
-    return DistributedDataParallel(
-        config=module.config,
-        ddp_config=DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer),
-        module=module,
-    )

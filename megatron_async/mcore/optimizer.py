@@ -1,18 +1,15 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Members, parameters and gradient norms of Megatron's optimizers."""
 
-import argparse
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
@@ -131,15 +128,3 @@ def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:
     copied = copy.copy(scheduler)
     copied.optimizer = optimizer
     return copied
-
-
-def optimizer_for(chunks: list[Any], args: argparse.Namespace) -> MegatronOptimizer:
-    """Megatron's optimizer of wrapped chunks, for SGD and Adam."""
-    config = OptimizerConfig(
-        optimizer=args.optimizer,
-        lr=args.lr,
-        weight_decay=args.weight_decay,
-        sgd_momentum=args.sgd_momentum,
-        clip_grad=args.clip_grad,
-    )
-    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)

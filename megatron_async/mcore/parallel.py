@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
-from megatron.core.num_microbatches_calculator import get_num_microbatches, reconfigure_num_microbatches_calculator
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 from megatron.core.utils import get_model_config
@@ -125,28 +124,3 @@ def reduce_over_tensor_parallel(chunk: Any) -> None:
     These are norms under sequence parallelism and q/k norms. Waits for the tensor-parallel ranks, as forwards do.
     """
     _allreduce_non_tensor_model_parallel_grads([chunk], get_model_config(chunk), mpu.get_tensor_model_parallel_group())
-
-
-def stage_of(rank: int) -> int:
-    """Pipeline stage of a global rank. Collective: every rank must call it, in the same order."""
-    stage = torch.tensor([mpu.get_pipeline_model_parallel_rank()], device=device())
-    dist.broadcast(stage, src=rank)
-    return int(stage.item())
-
-
-@contextlib.contextmanager
-def shape_of_schedule(*, microbatches: int, virtual_stages: int | None) -> Iterator[None]:
-    """Temporarily override the number of micro-batches and of virtual pipeline stages."""
-    before = get_num_microbatches()
-
-    def set_shape(microbatches: int, virtual_stages: int | None) -> None:
-        reconfigure_num_microbatches_calculator(
-            rank=1, global_batch_size=microbatches, micro_batch_size=1, data_parallel_size=1
-        )
-        mpu.set_virtual_pipeline_model_parallel_world_size(virtual_stages)
-
-    set_shape(microbatches, virtual_stages)
-    try:
-        yield
-    finally:
-        set_shape(before, None)

@@ -193,9 +193,9 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
     import inspect
 
     import torch.distributed as dist
+    from megatron.core import mpu
 
     from megatron_async.config import arguments as command_line
-    from megatron_async.mcore.parallel import stage_of
     from megatron_async.training import run
     from megatron_async.training.callbacks import Callback, CompletedBatch
 
@@ -206,7 +206,8 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
 
     args = command_line.parse([*BASE, *arguments])
     loop = run.build(args, callbacks=[Counter()])
-    stages = {rank: stage_of(rank) for rank in range(dist.get_world_size())}
+    stages = [0] * dist.get_world_size()
+    dist.all_gather_object(stages, mpu.get_pipeline_model_parallel_rank())
     found: list[str] = []
     completed = 0
 
