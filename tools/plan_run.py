@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-r"""Memory and time of a run on several layouts: what fits on how many devices.
+r"""Memory and time of a run on several layouts.
 
 python tools/plan_run.py --devices 64 --memory-gib 80 --tflops 400 -- --model moe-10b-hybrid --bf16 \
     --pipeline-schedule 2bw --staleness-correction error-feedback --optimizer muon --global-batch-size 512
 
-What follows "--" is a command line of megatron_async.pretrain without its layout. Every pipeline size that divides the
-devices is tried, and expert sizes in powers of two. One layout in detail: the same command line with --dry-run.
+After "--" comes a command line of megatron_async.pretrain without its layout. Every pipeline size that divides the
+devices is tried, and expert sizes in powers of two. --dry-run prints one layout in detail.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one layout: largest bytes on a device and seconds per batch, or why it is impossible."""
+    """Estimates for one layout: largest bytes on a device, seconds per batch, bubble; or the reason that forbids it."""
 
     layout: Layout
     bytes: int = 0
@@ -101,7 +101,7 @@ def outcome(layout: Layout, run: list[str], flops: float | None) -> Outcome:
 
 
 def table(outcomes: list[Outcome], options: argparse.Namespace) -> Table:
-    """One row for each layout that is possible, the fastest that fits first."""
+    """One row for each possible layout, the fastest that fits first."""
     made = Table(title=f"{options.devices} devices of {options.memory_gib:g} GiB")
     for heading in ("pipeline", "tensor", "expert", "memory GiB", "fits", "bubble", "s per batch"):
         made.add_column(heading, justify="right")

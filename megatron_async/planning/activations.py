@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Bytes of activations that a layer keeps from forward to backward.
+"""Bytes of activations that a layer keeps from forward to backward, an estimate as in arXiv 2205.05198.
 
-Counted as in arXiv 2205.05198: tensors that the backward of each operation reads, with attention scores kept by the
-local (torch) attention and recomputed by flash attention on GPUs. An estimate: small tensors are left out.
+It counts the tensors that the backward of each operation reads, without small ones. The local (torch) attention keeps
+its scores; flash attention recomputes them.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class ActivationModel:
         return sum(self.layer(number) for number in chunk.layers)
 
     def working(self, chunk: Chunk, last: bool) -> int:
-        """Bytes that are there once, however many micro-batches are in flight: logits, and recomputed layers."""
+        """Bytes for one micro-batch at a time, whatever the number in flight: logits, and recomputed layers."""
         recomputed = 0
         if self.args.recompute_granularity == "full" and chunk.layers:
             recomputed = max(self.layer(number) for number in chunk.layers)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""`--dry-run`: the plan of a run, for people, and as one line of JSON."""
+"""`--dry-run`: print the plan of a run as tables and as one line of JSON."""
 
 import argparse
 import json
@@ -19,8 +19,8 @@ from megatron_async.schedules.render import to_json, to_text
 
 _WIDTH = 160
 _LARGEST_PICTURE = 48  # micro-batches of a timeline that still reads well
-_AMOUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+_AMOUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -62,13 +62,13 @@ def as_json(args: argparse.Namespace, result: Plan) -> dict[str, Any]:
 
 def amount(count: float) -> str:
     """A number of parameters: 134.5M, 10.12B."""
-    unit, name = next(scale for scale in _AMOUNTS if count >= scale[0] or scale[0] == 1)
+    unit, name = next((scale for scale in _AMOUNTS if count >= scale[0]), (1, ""))
     return f"{count / unit:.4g}{name}"
 
 
 def size(count: float) -> str:
     """A number of bytes: 3.2 GiB."""
-    unit, name = next(scale for scale in _SIZES if count >= scale[0] or scale[0] == 1)
+    unit, name = next((scale for scale in _SIZES if count >= scale[0]), (1, "B"))
     return f"{count / unit:.{0 if unit == 1 else 1}f} {name}"
 
 

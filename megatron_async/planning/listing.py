@@ -10,7 +10,7 @@ from megatron_async.planning.dry_run import amount
 def preset_table() -> Table:
     """Name, layers, parameters and source of every preset."""
     table = Table(title="--model NAME sets Megatron's architecture arguments; an explicit argument wins")
-    for heading in ("name", "layers", "parameters", "active", "what", "source"):
+    for heading in ("name", "layers", "parameters", "active", "model", "source"):
         table.add_column(heading, justify="right" if heading in ("layers", "parameters", "active") else "left")
     for name, preset in PRESETS.items():
         source = f"miniature of {preset.miniature_of}" if preset.miniature_of else preset.source

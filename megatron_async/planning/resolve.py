@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""What a dry run assumes where the command line leaves something open."""
+"""Defaults of a dry run for arguments that a real run must give."""
 
 import argparse
 import math
@@ -9,9 +9,9 @@ from megatron_async.schedules.arguments import schedule_of
 
 
 def complete(args: argparse.Namespace) -> None:
-    """Fill in, before Megatron's checks, what a real run would have to say; each choice is noted for the output.
+    """Set missing arguments before Megatron's checks and note each choice for the output.
 
-    A dry run of N devices is asked for with `WORLD_SIZE=N`; without it, the smallest job of the layout is planned.
+    `WORLD_SIZE` is the number of devices; without it, the smallest job of the layout is planned.
     """
     notes = []
     model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
@@ -30,7 +30,9 @@ def complete(args: argparse.Namespace) -> None:
         per_step = args.micro_batch_size * replicas
         pipelined = 1 if schedule_of(args).update_per_microbatch else 2 * args.pipeline_model_parallel_size
         args.global_batch_size = per_step * pipelined
-        notes.append(f"--global-batch-size was not given: {args.global_batch_size}, twice the stages in micro-batches")
+        notes.append(
+            f"--global-batch-size was not given: {args.global_batch_size}, {pipelined} micro-batches per pipeline"
+        )
     if args.vocab_size is None and args.padded_vocab_size is None:
         args.vocab_size = args.make_vocab_size_divisible_by
         notes.append(f"--vocab-size was not given and no tokenizer is read: {args.vocab_size}")

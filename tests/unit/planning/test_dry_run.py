@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from megatron_async import pretrain
+from megatron_async import platform, pretrain
 
 HYBRID = "--model moe-10b-hybrid-mini"
 
@@ -81,6 +81,30 @@ def test_more_devices_than_the_layout_needs(capsys, monkeypatch):
     plan = planned(capsys, f"{HYBRID} --pipeline-model-parallel-size 2 --expert-model-parallel-size 4")
     assert plan["arguments"]["data_parallel_size"] == 8
     assert plan["parameters"]["total"] == 5_169_648
+
+
+def test_numbers_for_people():
+    platform.activate("cpu")
+    from megatron_async.planning import dry_run
+
+    assert [dry_run.amount(count) for count in (0, 999, 134_515_008, 10.12e9)] == ["0", "999", "134.5M", "10.12B"]
+    assert [dry_run.size(count) for count in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
+    assert dry_run.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_the_correction_keeps_nothing_where_there_is_no_delay(capsys):
+    """The second half of WPipe, the last stage of PipeDream; the table shows a column for the others."""
+    common = "--model tiny --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
+    held = [
+        stage["bytes"]
+        for stage in planned(capsys, f"{common} --staleness-correction dc-asgd --pipeline-schedule pipedream")["stages"]
+    ]
+    assert held[0]["correction"] == held[0]["weights"] and held[1]["correction"] == 0
+    (first, last) = planned(capsys, f"{common} --staleness-correction weight-prediction --pipeline-schedule wpipe")[
+        "stages"
+    ]
+    for stage in (first, last):
+        assert 0 < stage["bytes"]["correction"] < 0.7 * stage["bytes"]["weights"]
 
 
 def test_model_list(capsys):
