@@ -12,13 +12,9 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside `path` with the same suffix; on success, rename what was written there to `path`.
+    """Yield a temporary path beside `path` with the same suffix; after the block, rename that file to `path`.
 
-    Readers see the old file or the new one. Creates the folder.
-
-    Args:
-        path: file to replace.
-        sync: force the file and the new name to the disk, so that this also holds after a power failure.
+    Readers see the old file or the new one; with `sync` this also holds after a power failure. Creates the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -49,12 +45,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 class JsonLines:
-    """A file of JSON objects, one a line, flushed line by line. NaN and infinity become null.
-
-    Args:
-        path: the file; replaced atomically, its folder is created.
-        rows: first lines of the new file.
-    """
+    """A new file of JSON objects, one a line, flushed line by line; `rows` come first. NaN and infinity become null."""
 
     def __init__(self, path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(path, "".join(map(_line, rows)))
@@ -72,8 +63,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file. A last line without its newline was cut off and is left out.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a complete line is not a JSON object; names the file and the line.
+        ValueError: another line is not a JSON object; names the file and the line.
     """
     return [row for _, row in parse_json_lines(path.read_text(encoding="utf-8"), str(path))]
 

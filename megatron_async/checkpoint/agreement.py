@@ -27,11 +27,7 @@ class JointError(RuntimeError):
 
 
 class Agreement:
-    """Makes errors joint.
-
-    Args:
-        timeout_minutes: how long to wait for a silent rank.
-    """
+    """Makes errors joint; waits `timeout_minutes` for a silent rank."""
 
     def __init__(self, timeout_minutes: float) -> None:
         self._timeout = timedelta(minutes=timeout_minutes)
@@ -39,11 +35,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def on_all_ranks(self, what: str) -> Iterator[None]:
-        """Run the block on every rank; if it fails on one, raise on all. Collective.
-
-        Raises:
-            JointError: the block failed somewhere; the message begins with `what`.
-        """
+        """Run the block on every rank; if it fails on one, raise a JointError that begins with `what`. Collective."""
         own = ""
         try:
             yield
@@ -53,7 +45,7 @@ class Agreement:
             raise JointError(f"{what}: {causes}" if what else causes)
 
     def on_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
-        """The result of `action` on rank 0, on every rank; errors as `on_all_ranks`. Collective."""
+        """Run `action` on rank 0; return its result, or raise its error, on every rank. Collective."""
         box: list[Any] = [None]
         with self.on_all_ranks(what):
             if dist.get_rank() == 0:

@@ -17,13 +17,13 @@ from typing import Any
 from torch.distributed.checkpoint import CheckpointException
 
 from megatron_async.checkpoint import manifest
-from megatron_async.checkpoint.manifest import FileFacts
+from megatron_async.checkpoint.manifest import Facts
 from megatron_async.mcore.checkpoint import CheckpointPart
 
 _POLL_SECONDS = 0.02
 
-Publish = Callable[[Sequence[list[Any]], dict[str, FileFacts]], None]
-"""Completes a checkpoint, given what `CheckpointPart.write` returned on every rank, and the facts of their files."""
+Entries = Sequence[list[Any]]
+"""Results of `CheckpointPart.write` on every rank, by rank."""
 
 
 class Writing:
@@ -31,7 +31,7 @@ class Writing:
 
     Args:
         part: this rank's part.
-        publish: called on rank 0 alone.
+        publish: completes the checkpoint, given the entries and the facts of all files; called on rank 0 alone.
         iteration: completed batches.
         name: of this save in the job's store, the same on every rank.
         rank, ranks, store: of the job.
@@ -41,7 +41,7 @@ class Writing:
     def __init__(
         self,
         part: CheckpointPart,
-        publish: Publish,
+        publish: Callable[[Entries, Facts], None],
         *,
         iteration: int,
         name: str,
@@ -55,24 +55,16 @@ class Writing:
         self._failed = f"megatron_async/{name}/failed"
         self._keys = [f"megatron_async/{name}/{other}" for other in range(ranks)]
         self._seconds = 60.0 * timeout_minutes
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """The error of this rank's thread, so far."""
         self._thread = threading.Thread(target=self._run, name=f"checkpoint {iteration}", daemon=True)
         self._thread.start()
 
-    @property
-    def failed(self) -> bool:
-        """Whether this rank has had an error so far."""
-        return self._error is not None
-
     def wait(self) -> None:
-        """Wait until this rank's part is written; on rank 0, until the checkpoint is published.
-
-        Raises:
-            OSError, or any other error of this rank's thread.
-        """
+        """Wait until this rank's part is written, on rank 0 until the checkpoint is published; raise their error."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def _run(self) -> None:
         try:
@@ -81,21 +73,17 @@ class Writing:
                 results, files = zip(*notes, strict=True)
                 self._publish(results, dict(ChainMap(*files)))
         except (Exception, CheckpointException) as error:  # torch's is no Exception
-            self._error = error
+            self.error = error
             with contextlib.suppress(Exception):
                 self._store.set(self._failed, "")
 
-    def _write(self) -> tuple[list[Any], dict[str, FileFacts]]:
+    def _write(self) -> tuple[list[Any], Facts]:
         results = self._part.write()
         names = [self._part.file] if results else []
         return results, manifest.measure(self._part.folder, names, sync=True)
 
-    def _notes(self) -> list[tuple[list[Any], dict[str, FileFacts]]] | None:
-        """The results of every rank's `_write`; None as soon as a rank has failed.
-
-        Raises:
-            TimeoutError: names the ranks whose part did not come in time.
-        """
+    def _notes(self) -> list[tuple[list[Any], Facts]] | None:
+        """The results of every rank's `_write`; None as soon as a rank has failed; TimeoutError names silent ranks."""
         deadline = time.monotonic() + self._seconds
         while not self._store.check(self._keys):
             if self._store.check([self._failed]):

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_async.checkpoint import manifest
@@ -20,7 +20,7 @@ from megatron_async.files import sync_to_disk, write_atomically
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STAGING = ".unfinished"
-_RELEASE = "release"
+RELEASE = "release"
 _NAME = re.compile(r"iter_(\d{7,})")
 _FORMAT = "metadata.json"  # Megatron's, in every checkpoint of its distributed format
 
@@ -75,8 +75,8 @@ def checkpoints(root: Path) -> list[Found]:
     found = sorted(map(judge, paths), key=lambda entry: entry.iteration, reverse=True)
     if any((path / manifest.NAME).exists() for path in paths):
         return found
-    trusted = tracked(root)
-    return [Found(entry.iteration, entry.path, None, ()) if entry.iteration == trusted else entry for entry in found]
+    trusted = pointer(root)
+    return [replace(entry, problems=()) if str(entry.iteration) == trusted else entry for entry in found]
 
 
 def newest(root: Path) -> Found | None:
@@ -115,7 +115,7 @@ def choose(
         if entry.manifest is None:
             warnings.append(f"checkpoint {entry.path} has no {manifest.NAME}: it cannot be verified")
         return entry, warnings
-    if damaged and not is_release(root):  # starting anew would lose the run without a word
+    if damaged and pointer(root) != RELEASE:  # starting anew would lose the run without a word
         raise ValueError(
             f"{given}: no complete checkpoint. Repair or remove them, or start anew. Damaged: {' | '.join(damaged)}"
         )
@@ -123,12 +123,9 @@ def choose(
 
 
 def locate(path: Path, step: int | None = None) -> Path:
-    """Folder of the checkpoint that a run with `--load path --ckpt-step step` starts from, after reading all of it.
+    """For tools: folder of the checkpoint that a run with `--load path --ckpt-step step` starts from, verified.
 
-    `path` may also be one checkpoint. Skipped checkpoints are named in the log.
-
-    Raises:
-        ValueError: as `choose`; or there is no checkpoint of format torch_dist.
+    `path` may also be one checkpoint. Skipped checkpoints are named in the log; errors as `choose`.
     """
     if (path / _FORMAT).is_file():
         if step is not None:
@@ -139,7 +136,7 @@ def locate(path: Path, step: int | None = None) -> Path:
     found, warnings = choose(checkpoints(path), path, step, Found.content_problems)
     for warning in warnings:
         _log.warning("%s", warning)
-    chosen = found.path if found else path / _RELEASE if is_release(path) else path
+    chosen = found.path if found else path / RELEASE if pointer(path) == RELEASE else path
     if not (chosen / _FORMAT).is_file():
         raise ValueError(
             f"--load {path}: no Megatron checkpoint of format torch_dist (looked for {chosen / _FORMAT}). Give the "
@@ -148,32 +145,17 @@ def locate(path: Path, step: int | None = None) -> Path:
     return chosen
 
 
-def tracked(root: Path) -> int | None:
-    """The iteration that Megatron's pointer names; None without one, or for a release checkpoint."""
-    text = _pointer(root)
-    return int(text) if text.isdecimal() else None
-
-
-def is_release(root: Path) -> bool:
-    """Whether Megatron's pointer names a release checkpoint: weights alone, at iteration 0."""
-    return _pointer(root) == _RELEASE
-
-
-def _pointer(root: Path) -> str:
+def pointer(root: Path) -> str:
+    """Content of Megatron's pointer: an iteration, or "release" for weights alone; empty without one."""
     try:
         return (root / TRACKER).read_text().strip()
     except (OSError, ValueError):
         return ""
 
 
-def staging(root: Path) -> Path:
-    """The folder in which checkpoints of `root` are written."""
-    return root / STAGING
-
-
 def clean_staging(root: Path) -> None:
     """Empty the staging folder. First publish a complete checkpoint found there: only its renaming was lost."""
-    folder = staging(root)
+    folder = root / STAGING
     for entry in checkpoints(folder):
         complete = entry.manifest and not entry.problems and not entry.content_problems()
         if complete and not (root / entry.path.name).exists():
@@ -190,11 +172,11 @@ def publish(root: Path, iteration: int) -> None:
     """
     name = name_of(iteration)
     if (root / name).exists():
-        os.replace(root / name, staging(root) / f"replaced_{name}")
-    os.replace(staging(root) / name, root / name)
+        os.replace(root / name, root / STAGING / f"replaced_{name}")
+    os.replace(root / STAGING / name, root / name)
     sync_to_disk(root)
     write_atomically(root / TRACKER, str(iteration), sync=True)
-    shutil.rmtree(staging(root), ignore_errors=True)
+    shutil.rmtree(root / STAGING, ignore_errors=True)
 
 
 def expired(root: Path, *, keep_last: int, milestone: int | None) -> list[int]:
@@ -208,6 +190,6 @@ def delete(root: Path, iteration: int) -> None:
     path = root / name_of(iteration)
     if path.is_symlink():
         return  # it is kept elsewhere
-    staging(root).mkdir(exist_ok=True)
-    os.replace(path, staging(root) / f"expired_{path.name}")
-    shutil.rmtree(staging(root))
+    (root / STAGING).mkdir(exist_ok=True)
+    os.replace(path, root / STAGING / f"expired_{path.name}")
+    shutil.rmtree(root / STAGING)

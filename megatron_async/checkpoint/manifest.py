@@ -27,20 +27,24 @@ class FileFacts:
     sha256: str
 
 
+Facts = dict[str, FileFacts]
+"""By path below the checkpoint's folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Contents of manifest.json.
 
     Attributes:
         iteration: completed batches.
-        files: facts of each file by its path below the checkpoint's folder.
+        files: facts of every other file.
         arguments: resolved arguments of the run, as JSON values.
         versions: versions of the software.
         wandb_run: id of the wandb run.
     """
 
     iteration: int
-    files: Mapping[str, FileFacts]
+    files: Facts
     arguments: Mapping[str, Any]
     versions: Mapping[str, str]
     wandb_run: str | None = None
@@ -64,7 +68,7 @@ def file_names(folder: Path) -> list[str]:
     )
 
 
-def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> dict[str, FileFacts]:
+def measure(folder: Path, names: Iterable[str], *, sync: bool = False) -> Facts:
     """Read files and return their facts; with `sync`, force them to the disk first."""
     facts = {}
     for name in names:
@@ -83,11 +87,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        ValueError: missing, unreadable or damaged.
-    """
+    """The manifest of a checkpoint; ValueError if it is missing, unreadable or damaged."""
     try:
         outer = json.loads((folder / NAME).read_text())
         body, checksum = str(outer["body"]), outer["checksum"]

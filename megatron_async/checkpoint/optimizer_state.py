@@ -20,10 +20,7 @@ _EXPERTS = "is_expert_parallel"
 
 
 def complete(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter without state the state that its optimizer's first step would give it.
-
-    A checkpoint describes the same tensors for all parameters, although a first step may have been skipped.
-    """
+    """Give every parameter without state, whose first step was skipped, the state that this step would give it."""
     for inner in inner_optimizers(optimizer):
         inner.init_state_fn = inner.init_state_fn or _fill_momentum
         inner.init_state_fn(inner.optimizer, inner.config)

@@ -82,7 +82,7 @@ def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
     except (ValueError, OSError) as error:
         yield str(error)
         return
-    if entry is None and args.exit_on_missing_checkpoint and not folder.is_release(root):
+    if entry is None and args.exit_on_missing_checkpoint and folder.pointer(root) != folder.RELEASE:
         yield f"--load {root}: no checkpoint there, and --exit-on-missing-checkpoint is given."
     if entry is not None and entry.manifest is not None and not args.finetune:
         yield from differences(args, entry.manifest.arguments, entry.path)

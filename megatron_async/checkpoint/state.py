@@ -41,14 +41,14 @@ class SavedChunk:
                 for item in older.values():
                     # Parameters show another version after this block; the storage of this one stays.
                     item.data = item.data.detach() if self._history else torch.empty_like(item.data)
-            add_prefix_for_sharding(older, _prefix(age))
-            state |= {_prefix(age) + name: item for name, item in older.items()}
+            add_prefix_for_sharding(older, prefix := f"older.{age}.")
+            state |= {prefix + name: item for name, item in older.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Load the newest weights into the chunk; keep the older ones for `restore`."""
         for age in range(1, self._versions + 1):
-            prefix = _prefix(age)
+            prefix = f"older.{age}."
             names = [name for name in state if name.startswith(prefix)]
             self._older[age] = {name.removeprefix(prefix): state.pop(name) for name in names}
         self._chunk.load_state_dict(state, strict=strict)
@@ -68,10 +68,6 @@ class SavedChunk:
         if self._history is None or self._history.depth == 0:
             return torch.no_grad()
         return self._history.showing(min(age, self._history.depth))
-
-
-def _prefix(age: int) -> str:
-    return f"older.{age}."
 
 
 def largest(number: int) -> int:

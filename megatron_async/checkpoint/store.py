@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.checkpoint import folder, manifest, optimizer_state
 from megatron_async.checkpoint.agreement import Agreement, JointError
-from megatron_async.checkpoint.background import Writing
-from megatron_async.checkpoint.manifest import FileFacts, Manifest
+from megatron_async.checkpoint.background import Entries, Writing
+from megatron_async.checkpoint.manifest import Facts, Manifest
 from megatron_async.checkpoint.state import SavedChunk, largest
 from megatron_async.files import sync_to_disk
 from megatron_async.mcore import checkpoint as distributed
@@ -40,13 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of a run.
-
-    Args:
-        args: Megatron's arguments and ours.
-        model, optimizer, scheduler: of Megatron's `setup_model_and_optimizer`.
-        versions: versions of the software, for the manifest.
-    """
+    """The checkpoints of a run. `versions` are those of the software, for the manifest."""
 
     def __init__(
         self,
@@ -118,11 +112,10 @@ class Checkpoints:
     def save(self, iteration: int, histories: Sequence[History]) -> None:
         """Save the state after `iteration` batches; the pipeline must be empty. Collective.
 
-        With `--async-save` this returns when the tensors are copied; the rest runs beside the next batches until
-        `finish`. The save before must be complete first.
+        With `--async-save` this returns when the tensors are copied; the rest runs beside the next batches.
 
         Raises:
-            JointError: it could not be written, or the save before could not. Older checkpoints stay as they were.
+            JointError: this save or the one before failed. Older checkpoints stay as they were.
         """
         self.finish()
         args, root = self._args, Path(self._args.save)
@@ -139,16 +132,18 @@ class Checkpoints:
             SavedChunk(chunk, args.older_weight_versions, history)
             for chunk, history in itertools.zip_longest(self._model, histories)
         ]
-        temporary = {"save": str(folder.staging(root)), "save_retain_interval": None, "async_save": False}
+        temporary = {"save": str(root / folder.STAGING), "save_retain_interval": None, "async_save": False}
         with self._saving(iteration), overridden(args, **temporary):
             part = distributed.plan_checkpoint(
                 iteration, chunks, self._optimizer, self._scheduler, args.num_floating_point_operations_so_far
             )
             if asynchronous:
                 part.copy_tensors()
+        arguments = args._resolved | {name: getattr(args, name) for name in _FACTS}
+        described = Manifest(iteration, {}, arguments, self._versions, wandb_run())
         self._writing = Writing(
             part,
-            partial(self._publish, root, part, self._manifest(iteration)),
+            partial(self._publish, root, part, described),
             iteration=iteration,
             name=f"save/{next(self._saves)}",
             rank=dist.get_rank(),
@@ -167,14 +162,10 @@ class Checkpoints:
     @property
     def failed(self) -> bool:
         """Whether this rank could not write its part of a checkpoint in the background; `finish` raises the error."""
-        return self._writing is not None and self._writing.failed
+        return self._writing is not None and self._writing.error is not None
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written, if any, is published. Collective.
-
-        Raises:
-            JointError: it could not be written. Older checkpoints stay as they were.
-        """
+        """Wait until the checkpoint that is being written, if any, is published; errors as `save`. Collective."""
         writing, self._writing = self._writing, None
         if writing is not None:
             with self._saving(writing.iteration):
@@ -197,25 +188,13 @@ class Checkpoints:
                     folder.clean_staging(root)
             raise
 
-    def _manifest(self, iteration: int) -> Manifest:
-        """The manifest without files; made before training goes on and changes the arguments. Collective."""
-        args = self._args
-        arguments = args._resolved | {name: getattr(args, name) for name in _FACTS}
-        return Manifest(iteration, {}, arguments, self._versions, wandb_run())
-
     def _publish(
-        self,
-        root: Path,
-        part: distributed.CheckpointPart,
-        described: Manifest,
-        results: Sequence[list[Any]],
-        written: Mapping[str, FileFacts],
+        self, root: Path, part: distributed.CheckpointPart, described: Manifest, results: Entries, written: Facts
     ) -> None:
         """On rank 0, when every rank's part is on the disk: complete the checkpoint and delete older ones."""
         part.write_index(results)
-        distributed.check_structure(part.folder)
         rest = [name for name in manifest.file_names(part.folder) if name not in written]
-        files = {**written, **manifest.measure(part.folder, rest, sync=True)}
+        files = written | manifest.measure(part.folder, rest, sync=True)
         sync_to_disk(part.folder)
         manifest.write(part.folder, dataclasses.replace(described, files=files))
         folder.publish(root, described.iteration)

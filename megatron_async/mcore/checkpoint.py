@@ -4,7 +4,6 @@
 import argparse
 import contextlib
 import io
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,8 @@ SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
 
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
     """Resolved arguments of the run that saved a checkpoint; empty if it holds none."""
-    args: argparse.Namespace = dist_checkpointing.load_common_state_dict(str(checkpoint)).get(
-        "args", argparse.Namespace()
-    )
-    return args
+    state: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(checkpoint))
+    return state.get("args", argparse.Namespace())
 
 
 def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
@@ -66,13 +63,10 @@ def load_checkpoint(
     scheduler: Any,
     common: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
 ) -> tuple[int, float]:
-    """Megatron's `load_checkpoint`. Without gradients: the distributed optimizer loads into views of the weights.
+    """Megatron's `load_checkpoint`: the iteration and the number of floating-point operations so far.
 
-    Args:
-        common: changes the part of the checkpoint that is not tensors, before tensors are merged into it.
-
-    Returns:
-        The iteration and the number of floating-point operations so far.
+    Without gradients: the distributed optimizer loads into views of the weights. `common` changes the part of the
+    checkpoint that is not tensors, before tensors are merged into it.
     """
     with temporary.COMMON_STATE.replaced(lambda original: lambda *args, **kwargs: common(original(*args, **kwargs))):
         iteration, operations = _checkpointing.load_checkpoint(model, optimizer, scheduler)
@@ -80,15 +74,11 @@ def load_checkpoint(
 
 
 class CheckpointPart(_filesystem.FileSystemWriterAsync):
-    """This rank's part of a checkpoint that all ranks have planned and none has written yet.
-
-    Attributes:
-        folder: of the checkpoint.
-        file: name of the file that this rank writes into it.
-    """
+    """This rank's part of a checkpoint that all ranks have planned and none has written yet."""
 
     folder: Path
     file: str
+    """Name of this rank's file in the folder."""
     index: Any
     _items: list[tuple[Any, Any]]
 
@@ -105,14 +95,15 @@ class CheckpointPart(_filesystem.FileSystemWriterAsync):
         ]
 
     def write(self) -> list[Any]:
-        """Write this rank's file and force it to the disk; return its entries for `write_index`.
+        """Write this rank's file and return its entries for `write_index`; frees each tensor once it is written.
 
-        Tensors are freed one by one. An empty part writes no file.
+        An empty part writes no file. OSError if the disk took less than it was given.
         """
         items, self._items = self._items[::-1], []
+        if not items:
+            return []
         results = []
-        with contextlib.ExitStack() as opened:
-            stream = opened.enter_context((self.folder / self.file).open("wb")) if items else None
+        with (self.folder / self.file).open("wb") as stream:
             while items:
                 item, data = items.pop()
                 data = _compact(data) if isinstance(data, torch.Tensor) else data
@@ -121,14 +112,15 @@ class CheckpointPart(_filesystem.FileSystemWriterAsync):
                         self.transforms, stream, data, item, self.file, serialization_format=self.serialization_format
                     )
                 )
-            if stream is not None:
-                stream.flush()
-                os.fsync(stream.fileno())
+        expected, size = sum(result.size_in_bytes for result in results), (self.folder / self.file).stat().st_size
+        if size != expected:
+            raise OSError(f"{self.folder / self.file} has {size} bytes instead of {expected}")
         return results
 
     def write_index(self, results: Sequence[list[Any]]) -> None:
-        """On rank 0, when all files are there: write the index, given the result of every rank's `write`."""
+        """On rank 0, when all files are there: write the index of the entries of every rank, and read it back."""
         self.finish(self.index, list(results))
+        FileSystemReader(self.folder).read_metadata()
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
@@ -192,19 +184,3 @@ def plan_checkpoint(
             preprocess_common_state_dict_fn=preprocess_common_state_dict,
         )
     return strategy.part
-
-
-def check_structure(checkpoint: Path) -> None:
-    """Check that every tensor in a checkpoint's index lies within its files.
-
-    Raises:
-        ValueError: one does not; the index cannot be read.
-    """
-    index = FileSystemReader(str(checkpoint)).read_metadata()
-    ends: dict[str, int] = {}
-    for place in (index.storage_data or {}).values():
-        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
-    for name, end in ends.items():
-        size = (checkpoint / name).stat().st_size
-        if size < end:
-            raise ValueError(f"{checkpoint / name} has {size} bytes, the index needs {end}")

@@ -33,7 +33,7 @@ def test_a_failure_in_the_background_ends_every_rank_before_the_next_save(pool, 
         assert "iteration 10" in message and f"rank {rank}: OSError: [Errno 28] No space left on device" in message
         assert 10 <= iteration < 20
     assert folder.checkpoints(tmp_path) == []
-    assert not any(folder.staging(tmp_path).iterdir())
+    assert not any((tmp_path / folder.STAGING).iterdir())
 
 
 def test_killed_while_writing(pool, tmp_path):
@@ -41,7 +41,7 @@ def test_killed_while_writing(pool, tmp_path):
     files = f"--save {tmp_path} --load {tmp_path} --save-interval 4 --async-save"
     with pytest.raises(JobFailed, match="the process ended"):
         pool.run("tests.distributed.resume_jobs:die_while_writing", f"{TWO_BW} {files}".split(), 1, ranks=2)
-    staged = folder.staging(tmp_path) / folder.name_of(4)
+    staged = tmp_path / folder.STAGING / folder.name_of(4)
     assert staged.is_dir(), "it was not killed while writing"
     assert [(entry.iteration, entry.problems) for entry in folder.checkpoints(tmp_path)] == [(2, ())]
     assert len(train(pool, f"{TWO_BW} --load {tmp_path}", 2)[0].grad_norms) == 4

@@ -122,7 +122,7 @@ def test_a_disk_that_is_really_full(pool, tmp_path, small_disk):
     for message in messages:
         assert "iteration 4" in message and "No space left on device" in message, message
     assert [(entry.iteration, entry.problems) for entry in folder.checkpoints(disk)] == [(2, ())]
-    assert not any(folder.staging(disk).iterdir())
+    assert not any((disk / folder.STAGING).iterdir())
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_batch(pool, tmp_path):

@@ -74,7 +74,7 @@ def test_a_part_that_fails_is_reported_by_its_rank_and_nothing_is_published(star
     writings[2].wait()
     with pytest.raises(OSError, match="no space"):
         writings[1].wait()
-    assert [writing.failed for writing in writings] == [False, True, False]
+    assert [writing.error is not None for writing in writings] == [False, True, False]
     assert not published
 
 

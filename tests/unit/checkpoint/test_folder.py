@@ -23,7 +23,7 @@ FILES = {
 def stage(root: Path, iteration: int, *, complete: bool = True) -> Path:
     """Write a checkpoint as a save does, up to the point before it is published."""
     folder.clean_staging(root)
-    path = folder.staging(root) / folder.name_of(iteration)
+    path = root / folder.STAGING / folder.name_of(iteration)
     path.mkdir()
     for name, content in FILES.items():
         (path / name).write_bytes(content)
@@ -78,7 +78,7 @@ def test_a_half_written_checkpoint_is_invisible_and_cleaned_up(tmp_path):
     stage(tmp_path, 20, complete=False)
     assert usable(tmp_path) == [10]
     folder.clean_staging(tmp_path)
-    assert not any(folder.staging(tmp_path).iterdir())
+    assert not any((tmp_path / folder.STAGING).iterdir())
     assert usable(tmp_path) == [10]
 
 
@@ -89,7 +89,7 @@ def test_killed_between_manifest_and_publication(tmp_path):
     assert usable(tmp_path) == [10]
     folder.clean_staging(tmp_path)
     assert usable(tmp_path) == [20, 10]
-    assert folder.tracked(tmp_path) == 20
+    assert folder.pointer(tmp_path) == "20"
 
 
 def test_the_pointer_is_not_needed(tmp_path):
@@ -107,7 +107,7 @@ def test_an_iteration_saved_again_replaces_the_old_one(tmp_path):
     assert usable(tmp_path) == []
     save(tmp_path, 10)
     assert usable(tmp_path) == [10]
-    assert not folder.staging(tmp_path).exists()
+    assert not (tmp_path / folder.STAGING).exists()
 
 
 def test_keep_last_and_milestones(tmp_path):
@@ -167,7 +167,7 @@ def test_tools_read_the_checkpoint_that_a_run_starts_from(tmp_path, caplog):
         save(tmp_path, iteration)
     flip_a_byte(tmp_path / folder.name_of(30) / "__0_0.distcp")
     truncate(tmp_path / folder.name_of(20) / "__1_0.distcp")
-    assert folder.tracked(tmp_path) == 30
+    assert folder.pointer(tmp_path) == "30"
     assert folder.locate(tmp_path) == tmp_path / folder.name_of(chosen(tmp_path)) == tmp_path / folder.name_of(10)
     for iteration, record in zip((30, 20), caplog.records, strict=True):
         assert f"skipped a damaged checkpoint: {tmp_path / folder.name_of(iteration)}: __" in record.getMessage()
