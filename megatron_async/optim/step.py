@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""One optimizer step as an explicit list of parts, run over the master weights piece by piece.
+"""One optimizer step as a list of parts, run over the master weights piece by piece.
 
     clip -> correction (before) -> step -> correction (after) -> QK-clip
 
-No optimizer here relates different parameters, so a step over pieces equals one over everything. A part that copies
-weights around the step then needs memory for a piece, not for the model.
+The optimizers treat parameters independently, so stepping by pieces does not change the result. Parts that copy weights
+need memory for one piece only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from megatron_async.optim.statistics import UpdateStatistics
 
 PIECE = 1 << 22
-"""Elements of a piece, at least one parameter: 16 MiB in fp32, about one layer. Larger pieces are no faster."""
+"""Elements of a piece: 16 MiB in fp32, about one layer. Larger pieces are not faster."""
 
 CLIP_EPSILON = 1.0e-6
 """Megatron adds this to the norm before it divides (core/optimizer/clip_grads.py)."""
 
-# Optimizers that count steps for each parameter. Fused ones from elsewhere may count calls for the whole group.
+# Optimizers that count steps per parameter. Other ones may count steps per group.
 _COUNT_BY_PARAMETER = ("torch.optim", "megatron_async", "emerging_optimizers")
 
 
 def clip_factor(grad_norm: float, limit: float) -> float:
-    """Factor that scales gradients of this L2 norm down to `limit`; 1 for no limit (0)."""
+    """Factor that clips gradients of this L2 norm to `limit`; 1 if `limit` is 0."""
     return min(1.0, limit / (grad_norm + CLIP_EPSILON)) if limit > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The facts of one step.
+    """Arguments of one step.
 
     Attributes:
         batch: number of the batch, from 0.
-        clip_factor: gradients are multiplied by it.
+        clip_factor: factor of the gradients.
         corrected: whether the correction of the delay applies.
-        logits: largest attention logits of the batch, [softmax attentions, heads of this rank], where they are watched.
+        logits: largest attention logits of the batch, [softmax attentions, heads of this rank], or None.
     """
 
     batch: int
@@ -88,8 +88,8 @@ def parts(
 
     Args:
         correction: of the delay.
-        statistics: measures the update around the correction.
-        qk_clip: bounds attention logits; it comes last.
+        statistics: measures the update with and without the correction.
+        qk_clip: limits attention logits.
         optimizer_step: replaces `step` in ablations.
     """
     wanted: list[Part | None] = [
@@ -106,11 +106,11 @@ def parts(
 
 
 class MasterStep:
-    """Steps torch optimizers through a list of parts.
+    """Runs a list of parts over torch optimizers.
 
     Args:
-        optimizers: the torch optimizers of the master weights.
-        parts: as `parts` makes them.
+        optimizers: torch optimizers of the master weights.
+        parts: see `parts`.
         piece: elements of a piece.
     """
 
@@ -126,9 +126,9 @@ class MasterStep:
 
 
 def pieces(optimizer: torch.optim.Optimizer, size: int = PIECE) -> Iterator[Piece]:
-    """Pieces of an optimizer's parameters; while one is in use, the parameter groups hold nothing else.
+    """Pieces of an optimizer's parameters. The parameter groups hold only the current piece.
 
-    An optimizer that may count its steps by group has one piece.
+    Optimizers that may count steps per group have one piece.
     """
     groups = optimizer.param_groups
     everything = [list(group["params"]) for group in groups]
@@ -146,7 +146,7 @@ def pieces(optimizer: torch.optim.Optimizer, size: int = PIECE) -> Iterator[Piec
 
 
 def _cut(groups: list[list[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
-    """Cut lists of parameters into runs of at most `size` elements, or one parameter."""
+    """Split groups into pieces of at most `size` elements, with at least one parameter each."""
     piece: list[list[Tensor]] = [[] for _ in groups]
     held = 0
     for position, params in enumerate(groups):

@@ -122,13 +122,9 @@ def part_of(layer: int, layers: int, parts: int) -> int:
 
 
 def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: bool = False) -> DelayOracle:
-    """The delay oracle of a model that is complete in this process.
+    """The delay oracle of an unwrapped model for a value of `--gradient-delay`.
 
-    Args:
-        value: of `--gradient-delay`, see `schedules.arguments`.
-        model: unwrapped.
-        layers: number of its layers.
-        undelayed_head: fresh gradients for the output layer (the embedding if tied); `value` must be a number.
+    With `undelayed_head` the output layer (the embedding if tied) has fresh gradients; `value` must be a number.
     """
     delays, head = oracle_delays(value), None
     if undelayed_head:

@@ -46,9 +46,8 @@ def to_figure(schedule: Schedule, result: SimulationResult) -> "Figure":
             colors = [_cell_color(schedule, action) for _, action, _, _ in cells]
             _draw_rectangles(axes, spans, facecolors=colors, label=label, edgecolors="white", linewidths=0.6, zorder=2)
             _write_numbers(axes, cells, points_per_time)
-    stripes = [
-        (r - 0.31, start, end) for r, action, start, end in timed if isinstance(action, Compute) and action.chunk
-    ]
+    chunks = [cell for cell in timed if isinstance(cell[1], Compute) and cell[1].chunk]
+    stripes = [(rank - 0.31, start, end) for rank, _, start, end in chunks]
     _draw_rectangles(axes, stripes, height=0.07, facecolors="white", zorder=3)
     updates = [(end, rank) for rank, action, start, end in timed if isinstance(action, Update) and start == end]
     reductions = [(end, rank + _ROW / 2 + 0.02) for rank, action, _, end in timed if isinstance(action, Reduce)]

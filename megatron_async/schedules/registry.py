@@ -64,10 +64,8 @@ class ScheduleDefinition:
     ) -> Iterator[Action]:
         """The actions of one stage in batches first_batch .. first_batch + batches - 1, planned lazily.
 
-        The pipe is empty before and after. A single batch may have any number of micro-batches.
-
-        Args:
-            versions: rule of weight versions of chunk 0; None for the schedule's own.
+        The pipe is empty before and after. A single batch may have any number of micro-batches. `versions` replaces
+        the rule of weight versions of chunk 0.
 
         Raises:
             ValueError: numbers out of range, or overlapping batches with too few micro-batches.
@@ -188,13 +186,10 @@ def schedule_problems(name: str, *, stages: int, microbatches: int, batches: int
 
 
 def _shape_problems(stages: int, microbatches: int, batches: int, first_batch: int, stage: int = 0) -> list[str]:
-    rules = (
-        ("stages", stages, 1),
-        ("microbatches", microbatches, 1),
-        ("batches", batches, 1),
-        ("first_batch", first_batch, 0),
-    )
-    problems = [f"{name} = {value}: must be at least {least}" for name, value, least in rules if value < least]
+    counts = {"stages": stages, "microbatches": microbatches, "batches": batches}
+    problems = [f"{name} = {value}: must be at least 1" for name, value in counts.items() if value < 1]
+    if first_batch < 0:
+        problems.append(f"first_batch = {first_batch}: must be at least 0")
     if not 0 <= stage < max(1, stages):
         problems.append(f"stage = {stage}: must be one of 0 .. {stages - 1}")
     return problems
@@ -209,12 +204,7 @@ def make_schedule(
     first_batch: int = 0,
     versions: VersionRule | None = None,
 ) -> Schedule:
-    """The complete table of one segment.
-
-    Args:
-        name: one of `SCHEDULES`.
-        stages, microbatches, batches, first_batch: as of `Schedule`.
-        versions: rule of weight versions of chunk 0; None for the schedule's own.
+    """The complete table of one segment. Arguments as of `Schedule`; `versions` as in `ScheduleDefinition.plan`.
 
     Raises:
         ValueError: lists all problems with the numbers.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Corrections of one-step-old gradients, by their names on the command line."""
+"""Corrections of the gradient delay, by the values of `--staleness-correction`."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,7 @@ CORRECTIONS = ("none", *_CLASSES)
 
 
 def make(name: str, strength: float, optimizer: MegatronOptimizer) -> Correction | None:
-    """The correction `--staleness-correction name` of a Megatron optimizer; None for "none"."""
+    """The correction of a Megatron optimizer; None for "none"."""
     if name == "none":
         return None
     return _CLASSES[name]([inner.optimizer for inner in inner_optimizers(optimizer)], strength)

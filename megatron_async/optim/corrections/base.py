@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The interface of corrections: two parts of an optimizer step, one before and one after the optimizer's own.
+"""The interface of corrections: a part before and a part after the optimizer's own step.
 
-A correction sees master weights before and after a step, so it works with any optimizer. Its one buffer for each
-parameter lives in the optimizer's state: whatever saves, shards or moves that state includes it.
+A correction uses only the master weights before and after the step, so it works with any optimizer. It keeps one buffer
+per parameter in the optimizer state, so it is saved, sharded and moved with that state.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron_async.optim.step import Piece, StepContext
 
 PREVIOUS_UPDATE = "previous_update"
-"""Name of the buffer in the optimizer's state, of the parameter's shape: in most corrections the previous update."""
+"""Name of the buffer in the optimizer state, with the parameter's shape. Most corrections keep the previous update."""
 
 
 class Correction:
@@ -36,22 +36,22 @@ class Correction:
         self.optimizers = list(optimizers)
 
     def before_step(self, piece: Piece, context: StepContext) -> None:
-        """Part of a step, before the optimizer's own."""
+        """Part before the optimizer's step."""
         if params := delayed_params(piece):
             self.before(piece.optimizer, params, self._active(context))
 
     def after_step(self, piece: Piece, context: StepContext) -> None:
-        """Part of a step, after the optimizer's own."""
+        """Part after the optimizer's step."""
         if params := delayed_params(piece):
             self.after(piece.optimizer, params, self._active(context))
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        """Called with the parameters that have a delayed gradient.
+        """Called before the step.
 
         Args:
-            optimizer: steps on them.
-            params: of one piece.
-            active: whether this step is corrected. Either way the correction records what the next step needs.
+            optimizer: the optimizer of the parameters.
+            params: parameters of one piece with delayed gradients.
+            active: whether this step is corrected. The correction records its buffer in any case.
         """
 
     def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
@@ -59,9 +59,9 @@ class Correction:
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
-        """Show the master weights to be evaluated and exported; restore those of training on exit.
+        """Use the master weights for evaluation and export; restore the training weights on exit.
 
-        Yields whether they differ, so that the model must be told.
+        Yields whether they differ. The caller then publishes them to the model.
         """
         yield False
 
@@ -70,22 +70,22 @@ class Correction:
 
 
 def delayed_params(piece: Piece) -> list[Tensor]:
-    """Parameters that a step changes with a delayed gradient; others need no correction."""
+    """Parameters of a piece with delayed gradients."""
     return [param for param in piece.params if param.grad is not None and getattr(param, "gradient_delay", 1) > 0]
 
 
 def data_of(params: Iterable[Tensor]) -> list[Tensor]:
-    """The values of parameters, to be changed in place."""
+    """The values of parameters, for changes in place."""
     return [param.detach() for param in params]
 
 
 def remembered(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> list[Tensor] | None:
-    """The buffers of all `params`, or None where one has none yet."""
+    """The buffers of `params`; None if one of them is missing."""
     buffers = [optimizer.state[param].get(PREVIOUS_UPDATE) for param in params]
     return None if any(buffer is None for buffer in buffers) else buffers
 
 
 def remember(optimizer: torch.optim.Optimizer, params: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    """Keep `values` as the buffers of `params`."""
+    """Store `values` as the buffers of `params`."""
     for param, value in zip(params, values, strict=True):
         optimizer.state[param][PREVIOUS_UPDATE] = value

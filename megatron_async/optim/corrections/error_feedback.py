@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Error feedback, after equation (4) of arXiv 2606.30634.
+"""Error feedback, equation (4) of arXiv 2606.30634.
 
-With u_b the whole update of step b (learning rate and decoupled weight decay included) and strength k:
+u_b is the update of step b with learning rate and decoupled weight decay, k the strength:
 
     W_(b+1) = W_b - u_b - k (u_b - u_(b-1))
 
-The optimizer itself is not asked for u: it is the difference of the weights before and after its step.
+u is computed as the difference of the weights before and after the optimizer's step.
 """
 
 import torch
@@ -15,7 +15,7 @@ from megatron_async.optim.corrections.base import Correction, data_of, remember,
 
 
 class ErrorFeedback(Correction):
-    """Adds the strength-weighted change of the update to each update. Kept: the uncorrected update u."""
+    """Error feedback. Buffer: the uncorrected update u."""
 
     _weights: list[Tensor]
 

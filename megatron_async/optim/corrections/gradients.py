@@ -1,17 +1,17 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Corrections of the gradient itself, before the optimizer sees it.
+"""Corrections of the gradient before the optimizer's step.
 
-Delay compensation (DC-ASGD, arXiv 1609.08326), a Taylor step with the squared gradient for the Hessian's diagonal:
+Delay compensation (DC-ASGD, arXiv 1609.08326) is a Taylor step with the squared gradient as diagonal of the Hessian:
 
-    g_b + k g_b g_b (W_b - W_(b-1))                elementwise; W_(b-1) are the weights that g_b was computed with
+    g_b + k g_b g_b (W_b - W_(b-1))                elementwise; g_b was computed at W_(b-1)
 
-arXiv 2606.30634 (A.3) tries k from 1e4 to 1e8 with Muon: no effect up to 1e6, harm above.
+arXiv 2606.30634 (A.3) uses k from 1e4 to 1e8 with Muon: no effect up to 1e6, worse above.
 
-Gradient error feedback, the negative control of arXiv 2606.30634 (A.10), where it diverges:
+Gradient error feedback is the negative control of arXiv 2606.30634 (A.10), where it diverges:
 
     g_b + k (g_b - g_(b-1))
 
-The norm that is clipped and logged is that of the gradient as it was computed.
+The clipped and logged norm is that of the uncorrected gradient.
 """
 
 import torch
@@ -25,14 +25,14 @@ def _grads(params: list[Tensor]) -> list[Tensor]:
 
 
 class DelayCompensation(Correction):
-    """DC-ASGD. Kept: the last update, which is W_(b-1) - W_b."""
+    """DC-ASGD. Buffer: the last update W_(b-1) - W_b."""
 
     _weights: list[Tensor]
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         grads, previous = _grads(params), remembered(optimizer, params)
         if active and previous is not None:
-            # The buffers are not needed again: they become the corrections.
+            # The buffers become the corrections.
             torch._foreach_mul_(previous, grads)
             torch._foreach_mul_(previous, grads)
             torch._foreach_add_(grads, previous, alpha=-self.strength)
@@ -46,7 +46,7 @@ class DelayCompensation(Correction):
 
 
 class GradientErrorFeedback(Correction):
-    """Error feedback on gradients. Kept: the last gradient, uncorrected, in place of an update."""
+    """Error feedback on gradients. Buffer: the last uncorrected gradient."""
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         grads, previous = _grads(params), remembered(optimizer, params)

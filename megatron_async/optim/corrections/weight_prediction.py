@@ -1,17 +1,16 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Weight prediction, SAPipe's, in the two forms that arXiv 2606.30634 compares with error feedback (B.1, table 10).
+"""Weight prediction of SAPipe, in the two forms of arXiv 2606.30634 (B.1, table 10).
 
-An accumulator y takes the plain updates; gradients are computed k updates ahead of it:
+The accumulator y receives the uncorrected updates. Gradients are computed at W, k updates ahead of y:
 
-    y_(b+1) = y_b - u_b              weight decay inside u_b taken at y_b
+    y_(b+1) = y_b - u_b              with weight decay at y_b
     W_(b+1) = y_(b+1) - k v
 
-with v = u_b ("same state"), or v the update that the same gradient would give once more, from the state after step b
-("updated state": a second evaluation of the optimizer, whose effect on the state is undone).
+"Same state": v = u_b. "Updated state": v is the update of a second optimizer step with the same gradient; the optimizer
+state is restored afterwards.
 
-Between steps the weights are W. A step first goes back to y, and then predicts again. With v = u_b the weights differ
-from those of error feedback by the constant k u_0, the first update, which error feedback leaves uncorrected. The
-accumulator is what is evaluated.
+The weights are W between steps and y during a step. Evaluation uses y. With v = u_b, W differs from the weights of
+error feedback by the constant k u_0, because error feedback does not correct the first update.
 """
 
 from collections.abc import Iterator
@@ -24,9 +23,9 @@ from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, d
 
 
 class WeightPrediction(Correction):
-    """Prediction with the update just made. Kept: the predicted displacement k v, zero while there is no delay.
+    """Prediction with the last update ("same state"). Buffer: k v, zero while there is no delay.
 
-    The accumulator before a step is kept in the same buffer while the step runs, so that nothing else is needed.
+    During a step the buffer holds the accumulator before the step.
     """
 
     _ahead: list[Tensor]
@@ -43,7 +42,7 @@ class WeightPrediction(Correction):
     def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         data, ahead = data_of(params), self._ahead
         del self._ahead
-        # Not earlier: some optimizers allocate their state where a parameter has none at all.
+        # Not before the step: some optimizers initialize only an empty state.
         remember(optimizer, params, ahead)
         if not active:
             torch._foreach_zero_(ahead)
@@ -55,12 +54,12 @@ class WeightPrediction(Correction):
     def predict(
         self, optimizer: torch.optim.Optimizer, params: list[Tensor], data: list[Tensor], ahead: list[Tensor]
     ) -> None:
-        """Turn `ahead`, which holds the accumulator before the step, into the update v; `data` is the accumulator."""
+        """Replace `ahead`, the accumulator before the step, by v. `data` is the accumulator after the step."""
         torch._foreach_sub_(ahead, data)
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
-        """The accumulator. On leaving, the weights are what they were to the last bit."""
+        """Use the accumulator; restore the training weights bit for bit on exit."""
         kept: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for optimizer in self.optimizers:
@@ -79,7 +78,7 @@ class WeightPrediction(Correction):
 
 
 class UpdatedWeightPrediction(WeightPrediction):
-    """Prediction with a second evaluation of the optimizer. While a piece is stepped, its state is copied once."""
+    """Prediction with a second optimizer step ("updated state"). Copies the state of one piece at a time."""
 
     def predict(
         self, optimizer: torch.optim.Optimizer, params: list[Tensor], data: list[Tensor], ahead: list[Tensor]
@@ -93,21 +92,21 @@ class UpdatedWeightPrediction(WeightPrediction):
         ]
         saved = [buffer.clone() for buffer in buffers]
         counters = [{name: group[name] for name in group if name == "step"} for group in optimizer.param_groups]
-        with _fresh_ones_left_out(optimizer, params):
+        with _only(optimizer, params):
             optimizer.step()
         for buffer, value in zip(buffers, saved, strict=True):
             buffer.copy_(value)
         for group, counter in zip(optimizer.param_groups, counters, strict=True):
             group.update(counter)
-        # ahead becomes v = y_(b+1) - (weights after the second evaluation), and the weights y_(b+1) again.
+        # v = y_(b+1) - (weights after the second step); then restore y_(b+1).
         second = [weights.clone() for weights in data]
         torch._foreach_copy_(data, ahead)
         torch._foreach_sub_(ahead, second)
 
 
 @contextmanager
-def _fresh_ones_left_out(optimizer: torch.optim.Optimizer, delayed: list[Tensor]) -> Iterator[None]:
-    """Hide the gradients of the other parameters of a piece, which have no delay and must not be stepped again."""
+def _only(optimizer: torch.optim.Optimizer, delayed: list[Tensor]) -> Iterator[None]:
+    """Hide the gradients of all other parameters of the piece, so that they do not step again."""
     ids = set(map(id, delayed))
     hidden = [
         (param, param.grad) for group in optimizer.param_groups for param in group["params"] if id(param) not in ids
