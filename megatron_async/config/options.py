@@ -35,7 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--gradient-delay": _text(
         "DELAY",
-        "Delay oracle: emulate a delay in one process. N updates for all parameters, 'wpipe', or 'pipedream:P'.",
+        "Delay oracle: delayed gradients in one process. N updates for all parameters, or the delays of 'wpipe' or "
+        "'pipedream:P' (P stages; the first ones hold the remainder of the layers).",
     ),
     "--staleness-correction": _choice(
         CORRECTIONS, "none", "Correction for gradients that are one update old. Works with every optimizer."

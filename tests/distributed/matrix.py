@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The parity matrix: schedules, layouts, models, precisions and sharding, each against the one-process oracle.
+"""The parity matrix: schedules, layouts, models, precisions and sharding, each against the delay oracle.
 
 `python -m tests.distributed.matrix` (`make parity`) runs every cell and prints the largest relative difference in
 each; the tests run a part of the cells that covers every feature.
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells whose name contains this")
     options = parser.parse_args()
     pool, known, failures = Pool(SMALL_CORPUS), dict[str, Outcome](), 0
-    table = Table("cell", "largest relative difference", "allowed", title="parity with the one-process oracle")
+    table = Table("cell", "largest relative difference", "allowed", title="parity with the delay oracle")
 
     def reference(arguments: str) -> Outcome:
         if arguments not in known:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Every optimizer and every correction under a real schedule against the one-process oracle."""
+"""Every optimizer and every correction under a real schedule against the delay oracle."""
 
 import json
 import re
@@ -174,7 +174,7 @@ def test_a_role_that_the_model_does_not_have(pool):
 
 
 def test_a_gradient_that_is_no_number_changes_nothing(pool):
-    """No state on any stage, and no weights: a pipeline with stalling stages goes on as the oracle does, whose
+    """No state on any stage, and no weights: a pipeline with stalling stages goes on as the delay oracle does, whose
     forwards after the skipped update are one update old."""
     recipe = f"--optimizer normuon {FEEDBACK}"
     runs = {}

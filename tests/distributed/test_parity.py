@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The real schedules against the one-process oracle: losses, gradient norms and final weights."""
+"""The real schedules against the delay oracle: losses, gradient norms and final weights."""
 
 from functools import cache
 

@@ -65,7 +65,7 @@ def test_from_wpipe_to_1f1b_is_a_synchronous_cooldown(pool, saved):
     ("origin", "target", "oracle"), [("wpipe", "2bw", "1"), ("2bw", "wpipe", "wpipe")], ids=["from", "to"]
 )
 def test_between_wpipe_and_2bw(pool, saved, origin, target, oracle):
-    """What the oracle makes of the same checkpoint."""
+    """The delay oracle from the same checkpoint."""
     folder, _ = saved(f"{CHUNKS} {PP2} --pipeline-schedule {origin}", 2)
     expected = resume(pool, folder, 3, f"{CHUNKS} --gradient-delay {oracle}", 1)
     assert_close(resume(pool, folder, 3, f"{CHUNKS} {PP2} --pipeline-schedule {target}", 2), expected, 0)
