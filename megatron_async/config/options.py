@@ -28,11 +28,6 @@ def _switch(help: str) -> dict[str, Any]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "--device": _choice(platform.DEVICE_CHOICES, "auto", "Device to train on; auto takes a GPU if there is one."),
     "--model": _text("PRESET", "Model preset; explicit options win. 'list' prints all presets."),
-    "--pipeline-schedule": _choice(
-        tuple(SCHEDULES),
-        "1f1b",
-        ". ".join(f"{schedule.name}: {schedule.summary}" for schedule in SCHEDULES.values()) + ".",
-    ),
     "--gradient-delay": _text(
         "DELAY",
         "Delay oracle: delayed gradients in one process. N updates for all parameters, or the delays of 'wpipe' or "
@@ -79,5 +74,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add one group with every option of this package, except the optimizers' hyper-parameters."""
     group = parser.add_argument_group("megatron_async", "bubble-free pipeline schedules and delayed gradients")
-    for flag, keywords in OPTIONS.items():
+    for flag, keywords in {"--pipeline-schedule": _schedule(), **OPTIONS}.items():
         group.add_argument(flag, **keywords)
+
+
+def _schedule() -> dict[str, Any]:
+    """The schedules that are registered now; other packages may have added some."""
+    summaries = ". ".join(f"{schedule.name}: {schedule.summary}" for schedule in SCHEDULES.values())
+    return _choice(tuple(SCHEDULES), "1f1b", f"{summaries}.")

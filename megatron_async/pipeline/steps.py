@@ -2,7 +2,7 @@
 """The interface of running batches, and what every implementation is made of."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,6 +98,3 @@ class Training:
         if not watches_logits(self.args):
             return None
         return LogitMaxima(chunks, mpu.get_data_parallel_group(with_context_parallel=True))
-
-
-MakeSteps = Callable[[Hooks, Timeline], Steps]
