@@ -4,7 +4,7 @@
 It is a generator that yields the handles of each step. The executor polls it between actions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch.distributed as dist
 
@@ -47,3 +47,11 @@ class Reduction:
         except StopIteration:
             self._pending = []
             self._done = True
+
+
+def poll_in_order(reductions: Iterable[Reduction]) -> None:
+    """Poll reductions up to the first one that is not done: its collectives come before those of later ones."""
+    for reduction in reductions:
+        reduction.poll()
+        if not reduction.done:
+            return

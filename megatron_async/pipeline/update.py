@@ -30,7 +30,7 @@ from megatron_async.optim.step import MasterStep, StepContext, clip_factor
 from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
 from megatron_async.pipeline.groups import GroupKey, make_groups
 from megatron_async.pipeline.logits import LogitMaxima
-from megatron_async.pipeline.reduction import Reduction, Steps
+from megatron_async.pipeline.reduction import Reduction, Steps, poll_in_order
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
 from megatron_async.platform.host import HostValues, to_device
@@ -135,10 +135,7 @@ class DeferredUpdate:
 
     def poll(self) -> None:
         """Launch the next collective of each batch whose last one is complete, batch by batch."""
-        for reduction in self._in_flight.values():
-            reduction.poll()
-            if not reduction.done:
-                return
+        poll_in_order(self._in_flight.values())
 
     def wait(self, batch: int) -> None:
         """Wait for the reductions of `batch`; in steady state they are done by now."""

@@ -60,7 +60,7 @@ def _zero(name: str) -> Callable[[Any], None]:
 
 
 def _forget_older_weights(checkpoints: Any) -> None:
-    checkpoints._loaded = []
+    checkpoints.restore = lambda histories: [history.fill() for history in histories if history.depth]
 
 
 def _forget_newest_weights(checkpoints: Any) -> None:

@@ -1,8 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 from dataclasses import dataclass
 
-from megatron_async.pipeline.reduction import Reduction
-from megatron_async.pipeline.update import DeferredUpdate
+from megatron_async.pipeline.reduction import Reduction, poll_in_order
 
 
 @dataclass
@@ -67,10 +66,9 @@ def test_a_batch_waits_for_the_batches_before_it():
         def poll(self) -> None:
             self.polls += 1
 
-    update, first, second = object.__new__(DeferredUpdate), Pending(), Pending()
-    update._in_flight = {4: first, 5: second}
-    update.poll()
+    first, second = Pending(), Pending()
+    poll_in_order([first, second])
     assert (first.polls, second.polls) == (1, 0)
     first.done = True
-    update.poll()
+    poll_in_order([first, second])
     assert (first.polls, second.polls) == (2, 1)
