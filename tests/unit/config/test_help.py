@@ -14,7 +14,12 @@ from megatron_async.config.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ROOT / "tools", ROOT / "examples"
-TOOLS = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
+TOOLS = [
+    str(path.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in sorted(folder.rglob("*.py"))
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+]
 # Neither torchrun's variables nor a terminal's width.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "COLUMNS")}
 
