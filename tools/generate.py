@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
+
 from megatron_async import platform
 
 
@@ -38,9 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from megatron_async.checkpoint import folder
+    from megatron_async.mcore.checkpoint import load_model_weights
     from megatron_async.models import one_process
-    from megatron_async.models.generation import generate
     from megatron_async.models.huggingface.folder import read_tokenizer
+    from tools.generation import generate
 
     try:
         tokenizer, end = read_tokenizer(options.tokenizer)
@@ -50,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     args = one_process.arguments_of(checkpoint)
     with one_process.model(args, initialize=False) as model:
-        one_process.load(model, checkpoint)
+        load_model_weights(model, checkpoint)
         tokens = generate(
             model,
             tokenizer.encode(options.prompt).ids,

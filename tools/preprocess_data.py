@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
-from megatron_async.data.tokenizer import tokenizer_namespace
 from tools.data.preprocess import InputError, PreprocessOptions, Progress, preprocess
 from tools.data.sources import FORMATS, TEXT_UNITS
+from tools.data.tokenizer import tokenizer_namespace
 
 
 def main(arguments: list[str] | None = None) -> int:

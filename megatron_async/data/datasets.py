@@ -18,10 +18,10 @@ from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 
 from megatron_async.data.blend import DataSources, data_sources, is_local
 from megatron_async.data.index_cache import building, cache_folder
-from megatron_async.data.tokenizer import build_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,22 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The gated delta rule and its causal convolution in plain torch, with resets at document starts.
 
-For one head, with keys k, queries q, values v, log decay g <= 0 and writing strength beta (arXiv 2412.06464):
+For one head with keys k, queries q, values v, log decay g <= 0 and writing strength beta (arXiv 2412.06464):
 
     S_t = exp(g_t) S_(t-1) + beta_t k_t (v_t - exp(g_t) S_(t-1)^T k_t)^T,    o_t = S_t^T q_t / sqrt(key size)
 
-The state is zero before the first token of a document. Tokens are processed in chunks: inside a chunk the recurrence
-is a unit lower-triangular system, solved at once; between chunks the state is carried.
+The state is zero before the first token of a document. Inside a chunk of tokens the recurrence is a unit
+lower-triangular system, solved at once; between chunks the state is carried.
 """
 
 import torch
 import torch.nn.functional as F
 
 CHUNK = 64
-"""Tokens of a chunk; the size that flash-linear-attention uses."""
+"""Tokens of a chunk, as in flash-linear-attention."""
 
 L2_EPS = 1e-6
-"""Of the norm of queries and keys, as in Qwen3-Next and flash-linear-attention."""
+"""Epsilon of the norm of queries and keys, as in Qwen3-Next and flash-linear-attention."""
 
 
 def l2_normalize(x: torch.Tensor) -> torch.Tensor:
@@ -26,13 +26,13 @@ def l2_normalize(x: torch.Tensor) -> torch.Tensor:
 
 
 def document_starts(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Where documents begin, read from Megatron's attention mask.
+    """First tokens of documents, read from Megatron's attention mask.
 
     Args:
         attention_mask: bool [batch or 1, 1, sequence, sequence], True where attention is barred; or None.
 
     Returns:
-        bool [batch or 1, sequence], True at tokens that may not see the token before them; None if there are none.
+        bool [batch or 1, sequence], True at tokens that may not see the token before them; None without such tokens.
     """
     if attention_mask is None or attention_mask.dim() != 4 or attention_mask.shape[-1] != attention_mask.shape[-2]:
         return None
@@ -43,15 +43,11 @@ def document_starts(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
-    """Depthwise causal convolution that does not reach over document starts.
+    """Depthwise causal convolution of x [batch, sequence, channels] that does not reach over document starts.
 
     Args:
-        x: [batch, sequence, channels].
-        weight: [channels, width]; the last column meets the token itself.
+        weight: [channels, width]; the last column is for the token itself.
         starts: see `document_starts`.
-
-    Returns:
-        [batch, sequence, channels].
     """
     width = weight.shape[1]
     if starts is None:
@@ -75,10 +71,10 @@ def gated_delta_rule(
     starts: torch.Tensor | None = None,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The recurrence above, chunk by chunk; computed in fp32, sums of log decays in fp64.
+    """The recurrence of the module, chunk by chunk, in fp32; sums of log decays in fp64.
 
     Args:
-        query, key: [batch, sequence, heads, key size]; keys should have norm 1 at most, or the system is ill-posed.
+        query, key: [batch, sequence, heads, key size]; keys of norm above 1 make the system ill-conditioned.
         value: [batch, sequence, heads, value size].
         log_decay: [batch, sequence, heads], at most 0.
         beta: [batch, sequence, heads], in [0, 1].
@@ -105,7 +101,7 @@ def gated_delta_rule(
     between = (decayed.unsqueeze(-1) - decayed.unsqueeze(-2)).masked_fill(~same, float("-inf")).float().exp()
     since_start = decayed.float().exp() * untouched
     system = (b * k) @ k.transpose(-1, -2) * between
-    # The unit diagonal is implied; the solver reads what is below it alone.
+    # The solver assumes the unit diagonal and reads only the part below it.
     written = torch.linalg.solve_triangular(
         system, torch.cat([b * v, b * k * since_start.unsqueeze(-1)], dim=-1), upper=False, unitriangular=True
     )
@@ -127,7 +123,7 @@ def gated_delta_rule(
 def _documents(
     starts: torch.Tensor | None, batch: int, length: int, chunk: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens of a chunk see which, and which still see the state from before the chunk.
+    """Pairs of tokens in a chunk that see each other, and tokens that see the state from before the chunk.
 
     Returns:
         bool [batch or 1, 1, chunks or 1, chunk, chunk], and [batch or 1, 1, chunks or 1, chunk].

@@ -14,8 +14,8 @@ from megatron_async.models.delta_rule import causal_convolution, document_starts
 class GatedDeltaNet(MegatronGatedDeltaNet):
     """Linear attention by the gated delta rule (arXiv 2412.06464), on GPUs through flash-linear-attention.
 
-    Parameters, their names and their split over tensor ranks are Megatron's. Each parameter also carries what
-    `LayoutIndependentInit` needs: the sections that a tensor-parallel cut goes through, and how it is drawn.
+    Parameters, their names and their split over tensor ranks are Megatron's. For `LayoutIndependentInit`, parameters
+    also carry the sections that a tensor-parallel cut goes through, and how they are drawn.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,9 +39,9 @@ class GatedDeltaNet(MegatronGatedDeltaNet):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As Megatron's: hidden states [sequence, batch, hidden] -> the same, and a bias or None.
+        """Like Megatron's: hidden states [sequence, batch, hidden] -> the same shape, and a bias or None.
 
-        In torch, documents are told apart by the attention mask.
+        The torch path resets at the document starts of the attention mask.
         """
         if not self._in_torch:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)

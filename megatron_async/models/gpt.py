@@ -17,13 +17,16 @@ from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.specs import layer_spec
 from megatron_async.models.vocabulary import check_ids, mask_padding
 
+Samples = Iterator[dict[str, torch.Tensor]] | None
+"""Micro-batches on the host; None on ranks that read no data."""
+
 
 def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> GPTModelConfig:
     """Megatron's model configuration, with initial weights that depend on the seed and not on the layout.
 
     Args:
         args: checked arguments.
-        vocabulary: true size; with it, the rows that pad the vocabulary take no part.
+        vocabulary: true size; if given, padded rows of the vocabulary get no probability.
     """
     config = gpt_config_from_args(args)
     if args.spec is None:
@@ -37,40 +40,35 @@ def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> GPT
 
 
 class ForwardStep:
-    """Megatron's forward step function for GPT pretraining.
-
-    Called with (data iterator, model); returns the model's output and the function that turns it into a loss.
+    """Megatron's forward step for GPT pretraining: (data iterator, model) -> the model's output and its loss function.
 
     Args:
         args: checked arguments.
-        vocabulary: true size; with it, other token ids in the data are an error.
+        vocabulary: true size; if given, token ids outside it raise a ValueError.
     """
 
     def __init__(self, args: argparse.Namespace, vocabulary: int | None = None) -> None:
         self._args, self._vocabulary = args, vocabulary
         self._groups = ProcessGroupCollection.use_mpu_process_groups()
 
-    def __call__(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, model: Any) -> tuple[torch.Tensor, Any]:
+    def __call__(self, data_iterator: Samples, model: Any) -> tuple[torch.Tensor, Any]:
         first = get_attr_wrapped_model(model, "pre_process")
         last = get_attr_wrapped_model(model, "post_process")
         batch = self._batch(data_iterator, first, last)
-        output = model(
-            batch["tokens"],
-            batch["position_ids"],
-            batch["attention_mask"],
-            labels=batch["labels"],
-            loss_mask=batch["loss_mask"],
-        )
+        inputs = (batch[key] for key in ("tokens", "position_ids", "attention_mask"))
+        output = model(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"])
         return output, partial(loss, batch["loss_mask"])
 
-    def _batch(
-        self, data_iterator: Iterator[dict[str, torch.Tensor]] | None, first: bool, last: bool
-    ) -> dict[str, Any]:
+    def _batch(self, data_iterator: Samples, first: bool, last: bool) -> dict[str, Any]:
         """One micro-batch: tokens and positions for the first chunk of the model, labels and loss mask for the last."""
-        if not (first or last):
-            nothing: dict[str, Any] = dict.fromkeys(("tokens", "position_ids", "attention_mask", "labels", "loss_mask"))
-            # Document boundaries hold in every layer, so every stage reads the mask.
-            return nothing | ({"attention_mask": self._mask(data_iterator)} if self._args.reset_attention_mask else {})
+        if first or last:
+            return self._read(data_iterator, first, last)
+        # Document boundaries hold in every layer, so every stage reads the mask.
+        batch = self._read(data_iterator, False, True) if self._args.reset_attention_mask else {"attention_mask": None}
+        return batch | dict.fromkeys(("tokens", "position_ids", "labels", "loss_mask"))
+
+    def _read(self, data_iterator: Samples, first: bool, last: bool) -> dict[str, Any]:
+        """The next micro-batch, broadcast from the first tensor-parallel rank."""
         args, groups = self._args, self._groups
         batch: dict[str, Any] = {}
         if groups.tp.rank() == 0:
@@ -97,19 +95,6 @@ class ForwardStep:
             is_pipeline_last_stage=last,
         )
 
-    def _mask(self, data_iterator: Iterator[dict[str, torch.Tensor]] | None) -> torch.Tensor:
-        """The attention mask of one micro-batch on a stage that needs nothing else of it."""
-        args, tp = self._args, self._groups.tp
-        if tp.rank() == 0:
-            assert data_iterator is not None
-            mask = next(data_iterator)["attention_mask"].to(device(), non_blocking=True)
-        else:
-            shape = (args.micro_batch_size, 1, args.seq_length, args.seq_length)
-            mask = torch.empty(shape, dtype=torch.bool, device=device())
-        if tp.size() > 1:
-            torch.distributed.broadcast(mask, mpu.get_tensor_model_parallel_src_rank(), group=tp)
-        return mask
-
 
 def loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Sum of a micro-batch's token losses.
@@ -119,8 +104,8 @@ def loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, t
         losses: [micro-batch, sequence], cross entropy of each token in nats.
 
     Returns:
-        The sum (Megatron divides it before backward), the number of tokens that count, and for the log both of them
-        as "lm loss", so that batches are averaged over tokens.
+        The sum (Megatron divides it before backward), the number of tokens that count, and both as "lm loss" for the
+        log, so that averages are over tokens.
     """
     mask = loss_mask.reshape(-1).float()
     total = torch.sum(losses.reshape(-1).float() * mask)

@@ -1,18 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Names of parameters that do not depend on how the model is split."""
+"""Parameter names that do not depend on how the model is split."""
 
 import re
 from collections.abc import Iterator, Mapping
 
 import torch
 
-# Both ends of the pipeline hold this weight when it is tied.
+# The first and the last stage hold this weight when it is tied.
 _TIED_NAME = "embedding.word_embeddings.weight"
 
 
 def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of a model chunk, unwrapped, with the names they have in the whole model: layers and experts are
-    numbered from the first one of the model, and the two copies of a tied embedding have the same name."""
+    """Parameters of an unwrapped model chunk with their names in the whole model: layers and experts are numbered
+    through the model, and both copies of a tied embedding have one name."""
     offsets = {}
     for name, module in chunk.named_modules():
         match = re.fullmatch(r"(.*\.layers)\.(\d+)", name)
@@ -35,7 +35,7 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
 
 
 def _with_global_expert(name: str, first_experts: Mapping[str, int]) -> str:
-    """Replace the number of a local expert, which is that of a module or, with grouped weights, part of the name."""
+    """Replace the number of a local expert: of a module or, with grouped weights, of the weight itself."""
     match = re.fullmatch(r"(.*)(\.experts\.local_experts\.|\.experts\.linear_fc[12]\.weight)(\d+)(.*)", name)
     if match is None or match[1] not in first_experts:
         return name
@@ -43,11 +43,11 @@ def _with_global_expert(name: str, first_experts: Mapping[str, int]) -> str:
 
 
 def layer_of(name: str, layers: int) -> int:
-    """The layer, from 0, beside which a parameter of the whole model lives: the first one for the input embedding, the
-    last one for the final norm and the head.
+    """The layer, from 0, that a parameter of the whole model belongs to: the input embedding to the first, the final
+    norm and the head to the last.
 
     Raises:
-        ValueError: a name of none of these.
+        ValueError: an unknown name.
     """
     if match := re.search(r"decoder\.layers\.(\d+)\.", name):
         return int(match[1])

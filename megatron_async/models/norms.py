@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""RMSNorm for Megatron's local (torch) modules, where Megatron's own refuses sequence parallelism."""
+"""RMSNorm for local (torch) modules; Megatron's own refuses sequence parallelism."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ class RMSNorm(torch.nn.Module):
     """x / sqrt(mean(x²) + eps) * weight, over the last dimension (arXiv 1910.07467).
 
     Args:
-        config: Megatron's TransformerConfig. With `sequence_parallel` every tensor rank sees a part of the tokens, so
-            the weight is marked and Megatron sums its gradient over the tensor ranks. With
+        config: Megatron's TransformerConfig. With `sequence_parallel` a tensor rank sees a part of the tokens, so the
+            weight is marked for Megatron's sum of its gradient over the tensor ranks. With
             `layernorm_zero_centered_gamma` the factor is 1 + weight.
         hidden_size: size of the last dimension.
         eps: as in the formula.
@@ -33,15 +33,10 @@ class RMSNorm(torch.nn.Module):
 
 
 class HeadNorm(torch.nn.Module):
-    """RMSNorm of each head's output, one weight for all heads, never zero-centered (as in Qwen3-Next).
+    """RMSNorm of each head's output, one weight [head size] for all heads, never zero-centered (as in Qwen3-Next).
 
-    Every tensor rank normalizes its own heads, so the gradient of the weight is the sum over the tensor ranks; it is
-    summed in backward, because Megatron's reductions do not know this weight without sequence parallelism.
-
-    Args:
-        config: Megatron's TransformerConfig.
-        hidden_size: size of a head.
-        eps: see RMSNorm.
+    Every tensor rank normalizes its own heads, so the gradient of the weight is the sum over the tensor ranks. It is
+    summed in backward, because without sequence parallelism Megatron's reductions leave this weight out.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **ignored: Any) -> None:
@@ -56,7 +51,7 @@ class HeadNorm(torch.nn.Module):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centered: bool) -> torch.Tensor:
-    """The formula of `RMSNorm`; computed in fp32 when the factor is 1 + weight, whose sum bf16 would round."""
+    """The formula of `RMSNorm`; in fp32 where the factor is 1 + weight, a sum that bf16 would round."""
     if not zero_centered:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), eps).type_as(x)

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A whole model in one process, without training: for conversion and generation.
 
-Megatron's distributed checkpoints (torch_dist) do not depend on how the model was split, so one process reads what any
-layout wrote, and any layout reads what one process wrote.
+Megatron's distributed checkpoints (torch_dist) do not depend on the layout: one process reads checkpoints of any
+layout, and any layout reads checkpoints of one process.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _RELEASE = "release"
 
 
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
-    """The arguments that a checkpoint was written with, changed to one process."""
+    """The arguments that a checkpoint was saved with, changed to one process."""
     args = copy.copy(distributed.arguments_of(checkpoint))
     args.world_size = args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.expert_tensor_parallel_size = args.context_parallel_size = 1
@@ -43,11 +43,11 @@ def arguments_of(checkpoint: Path) -> argparse.Namespace:
 
 @contextmanager
 def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Module]:
-    """Build the whole model on this process' device; process groups end with the block.
+    """Build the whole model on this process's device; process groups are destroyed on exit.
 
     Args:
         args: checked arguments of a run on one process.
-        initialize: whether to draw initial weights; otherwise they are whatever memory held.
+        initialize: draw initial weights; otherwise weights are uninitialized memory.
     """
     with alone(args):
         config = gpt.model_config(args)
@@ -56,11 +56,6 @@ def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Mo
         chunk = build_gpt(config, groups, None)
         chunk.eval()
         yield chunk
-
-
-def load(chunk: torch.nn.Module, checkpoint: Path) -> None:
-    """Read the model's weights, and nothing else, from a distributed checkpoint."""
-    distributed.load_model_weights(chunk, checkpoint)
 
 
 def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path:

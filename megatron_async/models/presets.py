@@ -138,25 +138,23 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def _add_miniature(of: str, summary: str, total: int, active: int, *sizes: int) -> None:
-    arguments = {**PRESETS[of].arguments, **_small(*sizes)}
-    PRESETS[f"{of}-mini"] = Preset(summary, "our choice", total, active, arguments, miniature_of=of)
-
-
-_add_miniature("smollm2-135m", "6 layers, a quarter of the width", 1_918_800, 1_918_800, 6, 144, 384, 9, 3, 16)
-_add_miniature("smollm2-360m", "8 layers, a quarter of the width", 5_902_320, 5_902_320, 8, 240, 640, 15, 5, 16)
-_add_miniature(
-    "moe-2b",
-    "4 layers, an eighth of the width; 16 experts, 2 for each token",
-    *(2_794_688, 1_418_432),
-    *(4, 128, 64, 16, 4, 8, 16, 2, 64),
-)
-_add_miniature(
-    "moe-10b-hybrid",
-    "8 layers, an eighth of the width; 32 experts, 2 for each token, and a gated shared one",
-    *(5_169_648, 2_220_528),
-    *(8, 128, 32, 8, 2, 32, 32, 2, 32, 4, 8, 24, 24, 32),
-)
+# Full-size model: summary, total, active, sizes.
+_MINIATURES: dict[str, tuple[str, int, int, dict[str, int]]] = {
+    "smollm2-135m": ("6 layers, a quarter of the width", 1_918_800, 1_918_800, _small(6, 144, 384, 9, 3, 16)),
+    "smollm2-360m": ("8 layers, a quarter of the width", 5_902_320, 5_902_320, _small(8, 240, 640, 15, 5, 16)),
+    "moe-2b": (
+        "4 layers, an eighth of the width; 16 experts, 2 for each token",
+        *(2_794_688, 1_418_432, _small(4, 128, 64, 16, 4, 8, 16, 2, 64)),
+    ),
+    "moe-10b-hybrid": (
+        "8 layers, an eighth of the width; 32 experts, 2 for each token, and a gated shared one",
+        *(5_169_648, 2_220_528, _small(8, 128, 32, 8, 2, 32, 32, 2, 32, 4, 8, 24, 24, 32)),
+    ),
+}
+PRESETS |= {
+    f"{name}-mini": Preset(summary, "our choice", total, active, {**PRESETS[name].arguments, **sizes}, name)
+    for name, (summary, total, active, sizes) in _MINIATURES.items()
+}
 
 
 def arguments(name: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The rows that pad the vocabulary take no part.
+"""Masks the rows that pad the vocabulary, and checks token ids.
 
-Megatron pads the embedding table to a multiple that grows with the tensor-parallel size. Left in the softmax, the
-padded rows would change the loss from one layout to another; here their logits are those of impossible tokens, so the
-loss, its gradient and the predictions depend on the true vocabulary alone. Token ids outside it are an error: the
-embedding would answer with a padded row, and the loss of such a label would be silently wrong.
+Megatron pads the embedding table to a multiple that grows with the tensor-parallel size. Padded rows in the softmax
+would give each layout another loss; here their logits are the lowest number, so loss, gradient and predictions depend
+on the true vocabulary alone. Token ids outside it are an error: their embedding would be a padded row, and the loss of
+such a label silently wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ import torch
 from megatron.core import mpu
 
 TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""Parameters with one row for each token of the vocabulary, and padding."""
+"""Parameters with one row for each token of the vocabulary and for padding."""
 
 
 def mask_padding(vocabulary: int, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Let the output layer of the chunk that has one give padded tokens the lowest logit there is.
+    """Let the output layer give padded tokens the lowest logit.
 
     Args:
         vocabulary: true size, without padding.
@@ -39,16 +39,16 @@ def mask_padding(vocabulary: int, chunks: list[torch.nn.Module]) -> list[torch.n
 
 @torch.no_grad()
 def _mask(true_columns: int, head: torch.nn.Module, inputs: Any, outputs: tuple[torch.Tensor, Any]) -> None:
-    """In place and unseen by autograd: the gradient of these logits is their probability, which is 0."""
+    """In place and hidden from autograd: the gradient of these logits is their probability, which is 0."""
     logits = outputs[0].detach()
     logits[..., true_columns:] = torch.finfo(logits.dtype).min
 
 
 def check_ids(batch: Mapping[str, torch.Tensor], vocabulary: int) -> None:
-    """Check the token ids of a micro-batch while they are still on the host.
+    """Check the token ids of a micro-batch on the host.
 
     Raises:
-        ValueError: an id is not in the vocabulary; the message has both numbers.
+        ValueError: an id is outside the vocabulary.
     """
     wrong = {key: _outside(batch[key], vocabulary) for key in ("tokens", "labels") if key in batch}
     for key, value in wrong.items():
@@ -66,5 +66,5 @@ def _outside(ids: torch.Tensor, vocabulary: int) -> int | None:
 
 
 def true_rows(name: str, shape: Sequence[int], vocabulary: int | None) -> int:
-    """How many rows of a whole parameter stand for something: all, but for padded tables."""
+    """Number of rows of a whole parameter without those that pad the vocabulary."""
     return min(vocabulary, shape[0]) if vocabulary is not None and name in TABLES else shape[0]

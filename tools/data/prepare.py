@@ -18,8 +18,8 @@ import tokenizers
 from rich.console import Console
 from rich.progress import track
 
-from megatron_async.data.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
 from tools.data.stdlib_corpus import Corpus, Document, read_corpus
+from tools.data.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
 
 # Raised when the same input would give other files; older folders are then rebuilt.
 FORMAT_VERSION = 1

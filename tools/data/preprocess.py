@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megatron_async.data.tokenizer import build_tokenizer
 from tools.data.sources import (
     Format,
     Problem,
@@ -32,6 +31,7 @@ from tools.data.sources import (
     read_records,
     resolve_sources,
 )
+from tools.data.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from tools.data.indexed import IndexedWriter

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from megatron_async.mcore.checkpoint import load_model_weights
 from megatron_async.models import one_process
 from megatron_async.models.huggingface import folder as folders
 from megatron_async.models.huggingface.architecture import Architecture, ConversionProblems, from_arguments, to_config
@@ -48,7 +49,7 @@ def export(
         raise ConversionProblems([f"{wrong} of {args.padded_vocab_size}."])
     kept = dtype or args.params_dtype
     with one_process.model(args, initialize=False) as model:
-        one_process.load(model, checkpoint)
+        load_model_weights(model, checkpoint)
         tensors = ((name, tensor.to(kept)) for name, tensor in to_hugging_face(model, architecture))
         config = to_config(architecture, str(kept).removeprefix("torch."), end_of_text)
         folders.write(output, config, tensors, tokenizer=tokenizer, shard_bytes=shard_bytes)

@@ -10,10 +10,10 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenizers import Tokenizer
 
-from megatron_async.data.tokenizer import train_tokenizer
 from tools.data import prepare
 from tools.data.prepare import CorpusPaths, prepare_corpus
 from tools.data.stdlib_corpus import read_corpus
+from tools.data.tokenizer import train_tokenizer
 
 from .conftest import write_sources
 

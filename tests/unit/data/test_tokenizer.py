@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_async.data.tokenizer import (
+from tools.data.prepare import CorpusPaths
+from tools.data.stdlib_corpus import read_corpus
+from tools.data.tokenizer import (
     SMALLEST_VOCABULARY,
     TOKENIZER_TYPE,
     build_tokenizer,
@@ -15,8 +17,6 @@ from megatron_async.data.tokenizer import (
     tokenizer_namespace,
     train_tokenizer,
 )
-from tools.data.prepare import CorpusPaths
-from tools.data.stdlib_corpus import read_corpus
 
 
 @pytest.fixture(scope="module")

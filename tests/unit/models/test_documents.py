@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_async import platform
-from megatron_async.models.generation import generate
+from tools.generation import generate
 
 # Two kinds of attention without experts: those see other numbers of tokens when a document changes, and the sums of
 # their matrix products are then taken in another order.

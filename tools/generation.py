@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Text from a trained model, one full forward for each token: slow, short, and the same computation as in training."""
+"""Text from a trained model: one full forward for each token, the same computation as in training."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ def generate(
     Args:
         model: a whole Megatron GPT, in evaluation mode.
         prompt: token ids, at least one.
-        new_tokens: how many to add at most.
-        vocabulary: true size; ids that only pad the table are never chosen.
+        new_tokens: most tokens to add.
+        vocabulary: true size; ids that pad the table are never chosen.
         context: longest sequence of the model; of a longer text the last tokens are read.
-        temperature: 0 takes the likeliest token, more makes the choice more random.
-        top_k: choose among so many likeliest tokens; 0 for all.
+        temperature: 0 takes the likeliest token; larger values are more random.
+        top_k: sample from the K likeliest tokens; 0 for all.
         end: id that ends the text; it is not returned.
-        generator: of the random choices.
+        generator: for sampling.
 
     Returns:
         The new tokens.
