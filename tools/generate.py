@@ -48,23 +48,23 @@ def main(argv: list[str] | None = None) -> int:
     try:
         tokenizer, end = read_tokenizer(options.tokenizer)
         checkpoint = folder.locate(options.load, options.ckpt_step)
+        args = one_process.arguments_of(checkpoint)
+        with one_process.model(args, initialize=False) as model:
+            load_model_weights(model, checkpoint)
+            tokens = generate(
+                model,
+                tokenizer.encode(options.prompt).ids,
+                new_tokens=options.max_new_tokens,
+                vocabulary=min(tokenizer.get_vocab_size(), args.padded_vocab_size),
+                context=args.max_position_embeddings,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                end=end,
+                generator=torch.Generator().manual_seed(options.seed),
+            )
     except ValueError as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
-    args = one_process.arguments_of(checkpoint)
-    with one_process.model(args, initialize=False) as model:
-        load_model_weights(model, checkpoint)
-        tokens = generate(
-            model,
-            tokenizer.encode(options.prompt).ids,
-            new_tokens=options.max_new_tokens,
-            vocabulary=min(tokenizer.get_vocab_size(), args.padded_vocab_size),
-            context=args.max_position_embeddings,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            end=end,
-            generator=torch.Generator().manual_seed(options.seed),
-        )
     print(options.prompt + tokenizer.decode(tokens))
     return 0
 

@@ -34,7 +34,17 @@ def generate(
 
     Returns:
         The new tokens.
+
+    Raises:
+        ValueError: the prompt has no token, or one outside the vocabulary.
     """
+    if not prompt:
+        raise ValueError("the prompt gives no token: give a longer one.")
+    if max(prompt) >= vocabulary:
+        raise ValueError(
+            f"the prompt has token id {max(prompt)}, but the model has {vocabulary} tokens: give the tokenizer "
+            "that it was trained with."
+        )
     tokens = list(prompt)
     while len(tokens) < len(prompt) + new_tokens:
         read = torch.tensor([tokens[-context:]], device=next(model.parameters()).device)

@@ -86,6 +86,10 @@ def test_generation_is_greedy_and_repeatable(model):
     assert all(token < 61 for seed in range(5) for token in sampled(seed))
     assert generate(model, [1, 2, 3], **options, end=greedy[0]) == []
     assert len(generate(model, list(range(30)), **options)) == 6
+    with pytest.raises(ValueError, match="the prompt gives no token"):
+        generate(model, [], **options)
+    with pytest.raises(ValueError, match="token id 61, but the model has 61 tokens"):
+        generate(model, [3, 61], **options)
 
 
 def test_idle_experts_get_zero_gradients(model):
