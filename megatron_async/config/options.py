@@ -56,6 +56,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--sync-start-iters": _count(0, "Synchronous batches at the start of training."),
     "--sync-cooldown-iters": _count(0, "Synchronous batches at the end of training."),
+    "--update-launch": _choice(
+        ("auto", "at-update", "when-known", "at-once"),
+        "auto",
+        "Launch of the optimizer step: where the schedule needs it, as soon as the norm is known, or at once with the "
+        "reductions. auto: when known on GPUs, else at the update. The numbers are the same.",
+    ),
     "--keep-last": _count(
         None, "Keep only the N newest complete checkpoints, and multiples of --save-retain-interval."
     ),

@@ -81,6 +81,18 @@ def publish_weights(optimizer: MegatronOptimizer, *, gather_now: bool = False) -
                 member.allgather_params()
 
 
+def gathering_buckets(chunk: Any) -> list[Any]:
+    """The bucket groups of a wrapped chunk whose weights `publish_weights` gathers, each over a group of its own:
+    `intra_distributed_optimizer_instance_group`."""
+    groups = (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+    return [group for group in groups if group.ddp_config.use_distributed_optimizer]
+
+
+def gathers_whole_parameters(optimizer: MegatronOptimizer) -> bool:
+    """Whether the layer-wise optimizer gathers weights, over Megatron's data-parallel groups."""
+    return any(isinstance(member, LayerWiseDistributedOptimizer) for member in (optimizer, *members(optimizer)))
+
+
 def _copy_masters(inner: MegatronOptimizer) -> None:
     if inner.config.reuse_grad_buf_for_mxfp8_param_ag and hasattr(inner, "_copy_main_params_to_param_buffer"):
         if not inner.config.overlap_param_gather:

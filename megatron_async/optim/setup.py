@@ -3,6 +3,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.optim import options, ownership, registry
 from megatron_async.optim.layout import LAYOUT, Layout
 from megatron_async.optim.param_groups import Assignment, layouts, role_of
+from megatron_async.platform.groups import GroupKey, make_groups
 
 
 def optimizers(args: argparse.Namespace) -> Optimizers:
@@ -53,6 +55,7 @@ def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimize
         ValueError: on every rank alike; a parameter without an owner or with two, or an option that matches nothing.
     """
     chosen = options.assignment(args)
+    _separate_shards(chunks)
     _give_layouts_to_masters(chunks, optimizer, chosen)
     ranks: list[list[ownership.Owned]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, ownership.owned(chunks, optimizer, chosen))
@@ -68,6 +71,21 @@ def finish(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], optimize
                 "> --muon-tp-mode blockwise: each tensor-parallel shard is orthogonalized by itself, so updates depend "
                 f"on the tensor-parallel size ({args.tensor_model_parallel_size})."
             )
+
+
+def _separate_shards(chunks: Sequence[torch.nn.Module]) -> None:
+    """Give steps process groups of their own: they run beside the compute, which uses Megatron's. Collective."""
+    cut = [
+        (param, layout, layout.shards)
+        for chunk in chunks
+        for param in chunk.parameters()
+        if isinstance(layout := getattr(param, LAYOUT, None), Layout) and layout.shards is not None
+    ]
+    groups = list(dict.fromkeys(shards for _, _, shards in cut))
+    keys = [GroupKey(f"steps over {ranks}", tuple(ranks)) for ranks in map(dist.get_process_group_ranks, groups)]
+    own = dict(zip(groups, make_groups(keys), strict=True))
+    for param, layout, shards in cut:
+        setattr(param, LAYOUT, replace(layout, shards=own[shards]))
 
 
 def _give_layouts_to_masters(

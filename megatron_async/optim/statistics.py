@@ -55,7 +55,7 @@ class UpdateStatistics:
         self._interval = interval
         self._index = {id(param): ROLES.index(role) for param, role in roles.items()}
         self._group, self._device = group, device
-        self._sums = self._zeros()
+        self._sums: dict[int, Tensor] = {}
         self._before: list[Tensor] = []
         self._plain: list[Tensor] = []
 
@@ -77,16 +77,19 @@ class UpdateStatistics:
         """Part of a step, after the correction."""
         if not self.measures(context.batch):
             return
+        applies = 1.0 if context.applies is None else context.applies.float()
+        sums = self._sums.setdefault(context.batch, self._zeros())
         for param, before, plain in zip(piece.params, self._before, self._plain, strict=True):
             index = self._index[id(param)]
-            self._sums[index] += before.sub_(param.detach()).square().sum()
-            self._sums[len(ROLES) + index] += param.numel()
-            self._sums[-1] += plain.sub_(param.detach()).square().sum()
+            sums[index] += applies * before.sub_(param.detach()).square().sum()
+            sums[len(ROLES) + index] += applies * param.numel()
+            sums[-1] += applies * plain.sub_(param.detach()).square().sum()
         self._before, self._plain = [], []
 
-    def reduce(self) -> PendingStatistics:
-        """Sum over all ranks what was measured since the last call, without waiting. Collective."""
-        sums, self._sums = self._sums, self._zeros()
+    def reduce(self, batch: int) -> PendingStatistics:
+        """Sum over all ranks what was measured of a batch, without waiting. Collective."""
+        sums = self._sums.pop(batch, None)
+        sums = self._zeros() if sums is None else sums
         work = dist.all_reduce(sums, group=self._group, async_op=True) if self._group is not None else None
         return PendingStatistics(sums, work)
 

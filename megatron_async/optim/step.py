@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from megatron_async.optim.guard import Guard
+
 if TYPE_CHECKING:
     from megatron_async.optim.corrections import Correction
     from megatron_async.optim.qk_clip import QkClip
@@ -22,16 +24,19 @@ if TYPE_CHECKING:
 PIECE = 1 << 22
 """Elements of a piece: 16 MiB in fp32, about one layer. Larger pieces are not faster."""
 
+# Optimizers that count steps per parameter, or per group as `step`. Others may count them elsewhere.
+_KNOWN_COUNTERS = ("torch.optim", "megatron_async", "emerging_optimizers", "transformer_engine", "apex")
+
 CLIP_EPSILON = 1.0e-6
 """Megatron adds this to the norm before it divides (core/optimizer/clip_grads.py)."""
 
-# Optimizers that count steps per parameter. Other ones may count steps per group.
-_COUNT_BY_PARAMETER = ("torch.optim", "megatron_async", "emerging_optimizers")
 
-
-def clip_factor(grad_norm: float, limit: float) -> float:
-    """Factor that clips gradients of this L2 norm to `limit`; 1 if `limit` is 0."""
-    return min(1.0, limit / (grad_norm + CLIP_EPSILON)) if limit > 0 else 1.0
+def clip_factor[Norm: (float, Tensor)](grad_norm: Norm, limit: float) -> Norm | float:
+    """Factor that clips gradients of this L2 norm, a number or a 0-dim tensor, to `limit`; 1 if `limit` is 0."""
+    if limit <= 0:
+        return 1.0
+    ratio = limit / (grad_norm + CLIP_EPSILON)
+    return ratio.clamp(max=1.0) if isinstance(ratio, Tensor) else min(1.0, ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +45,18 @@ class StepContext:
 
     Attributes:
         batch: number of the batch, from 0.
-        clip_factor: factor of the gradients.
+        clip_factor: factor of the gradients; a 0-dim tensor where only the device knows it.
         corrected: whether the correction of the delay applies.
         logits: largest attention logits of the batch, [softmax attentions, heads of this rank], or None.
+        applies: 0-dim bool tensor: whether the step takes effect, where only the device knows it; None: it does. The
+            gradients must be finite in either case.
     """
 
     batch: int
-    clip_factor: float = 1.0
+    clip_factor: float | Tensor = 1.0
     corrected: bool = False
     logits: Tensor | None = None
+    applies: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,9 @@ Part = Callable[[Piece, StepContext], None]
 
 def clip(piece: Piece, context: StepContext) -> None:
     """Scale the gradients by the clip factor."""
-    if context.clip_factor != 1.0 and (gradients := piece.gradients):
-        torch._foreach_mul_(gradients, context.clip_factor)
+    factor = context.clip_factor
+    if (isinstance(factor, Tensor) or factor != 1.0) and (gradients := piece.gradients):
+        torch._foreach_mul_(gradients, factor)
 
 
 def step(piece: Piece, context: StepContext) -> None:
@@ -116,33 +125,58 @@ class MasterStep:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], parts: Sequence[Part], piece: int = PIECE) -> None:
         self._optimizers, self._parts, self._piece = list(optimizers), list(parts), piece
+        self._guards: list[Guard] = []
 
     @torch.no_grad()
     def __call__(self, context: StepContext) -> None:
+        self._guards.clear()
         for optimizer in self._optimizers:
             for piece in pieces(optimizer, self._piece):
+                guard = None if context.applies is None else Guard(optimizer, piece.params)
                 for part in self._parts:
                     part(piece, context)
+                if guard is not None and context.applies is not None:
+                    guard.keep_if(context.applies)
+                    self._guards.append(guard)
+
+    def take_back(self) -> None:
+        """The last step did not apply, as the host knows by now: restore the counters that the host holds."""
+        for guard in reversed(self._guards):
+            guard.restore_counters()
+        self._guards.clear()
 
 
 def pieces(optimizer: torch.optim.Optimizer, size: int = PIECE) -> Iterator[Piece]:
     """Pieces of an optimizer's parameters. The parameter groups hold only the current piece.
 
-    Optimizers that may count steps per group have one piece.
+    Every piece takes the same step of its groups. An optimizer that may count steps elsewhere has one piece.
     """
     groups = optimizer.param_groups
     everything = [list(group["params"]) for group in groups]
-    if not type(optimizer).__module__.startswith(_COUNT_BY_PARAMETER):
+    if not type(optimizer).__module__.startswith(_KNOWN_COUNTERS):
         yield Piece(optimizer, [param for params in everything for param in params])
         return
+    before = [group.get("step") for group in groups]
+    after = list(before)
     try:
         for piece in _cut(everything, size):
-            for group, params in zip(groups, piece, strict=True):
+            for group, params, count in zip(groups, piece, before, strict=True):
                 group["params"] = params
+                _set_step(group, count)
             yield Piece(optimizer, [param for params in piece for param in params])
+            counts = zip(groups, piece, after, strict=True)
+            after = [group.get("step") if params else count for group, params, count in counts]
     finally:
-        for group, params in zip(groups, everything, strict=True):
+        for group, params, count in zip(groups, everything, after, strict=True):
             group["params"] = params
+            _set_step(group, count)
+
+
+def _set_step(group: dict[str, object], count: object) -> None:
+    if count is None:
+        group.pop("step", None)
+    else:
+        group["step"] = count
 
 
 def _cut(groups: list[list[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:

@@ -2,6 +2,7 @@
 """Delayed batches: segments of a schedule through the executor."""
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,16 +16,21 @@ from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from megatron_async.mcore.optimizer import mark_delay, shards_of
 from megatron_async.mcore.parallel import device
+from megatron_async.pipeline.decision import UpdateRule
 from megatron_async.pipeline.executor import Chunk, Executor, MicrobatchStep
 from megatron_async.pipeline.gradients import GradientGenerations
-from megatron_async.pipeline.groups import make_communicators
 from megatron_async.pipeline.links import Message, connect
 from megatron_async.pipeline.pointers import pointers
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.steps import History, Training
-from megatron_async.pipeline.update import DeferredUpdate, UpdateRule
+from megatron_async.pipeline.update import DeferredUpdate, Launch
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.platform.groups import make_communicators
+from megatron_async.platform.host import Pace
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
+
+LAUNCHES = {"at-update": Launch.AT_UPDATE, "when-known": Launch.WHEN_KNOWN, "at-once": Launch.AT_ONCE}
+"""Values of `--update-launch`, besides "auto"."""
 
 
 class DelayedSteps:
@@ -61,6 +67,8 @@ class DelayedSteps:
             links=self._links,
             hooks=training.hooks,
             timeline=training.timeline,
+            # A host that polls must not run ahead of what it polls.
+            pace=Pace() if device().type == "cuda" and launch_of(args) is not Launch.AT_ONCE else None,
         )
 
     @property
@@ -128,9 +136,19 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
                 stage_norm=schedule.norm_scope == "stage",
                 lag=args.pipeline_model_parallel_size if schedule.norm_scope == "stage" else 0,
             ),
+            launch=launch_of(args),
             timeout=timedelta(minutes=args.distributed_timeout_minutes),
         ),
     )
+
+
+def launch_of(args: argparse.Namespace) -> Launch:
+    """When the host launches the parts of an update; "auto" by the device and its hardware queues."""
+    if args.update_launch != "auto":
+        return LAUNCHES[args.update_launch]
+    if device().type != "cuda":
+        return Launch.AT_UPDATE
+    return Launch.WHEN_KNOWN if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1" else Launch.NORM_AT_ONCE
 
 
 def _groups_of_updates(model: Sequence[Any]) -> Iterator[dist.ProcessGroup | None]:

@@ -2,7 +2,7 @@
 """Runs a schedule's actions on one rank: one short method for each kind of action.
 
 The executor knows no particular schedule. In steady state it waits for its neighbors' activations and gradients, and
-for nothing else. Reductions advance between actions and are due at their update.
+for nothing else. Updates advance between actions and are due at their place in the schedule.
 """
 
 from collections import deque
@@ -99,7 +99,16 @@ class StageFailure(RuntimeError):
 
 
 class Executor:
-    """Runs segments of a schedule on one rank; between segments the pipe is empty."""
+    """Runs segments of a schedule on one rank; between segments the pipe is empty.
+
+    Args:
+        chunks: model chunks of this rank.
+        step: how a micro-batch is computed.
+        links: to the neighbors.
+        hooks: the training loop's part.
+        timeline: measures the actions.
+        pace: called after each action; keeps the host from running ahead of the device.
+    """
 
     def __init__(
         self,
@@ -109,8 +118,10 @@ class Executor:
         links: StageLinks,
         hooks: Hooks,
         timeline: Timeline,
+        pace: Callable[[], None] | None = None,
     ) -> None:
         self._chunks, self._step, self._links, self._hooks, self._timeline = chunks, step, links, hooks, timeline
+        self._pace = pace
         self._config = get_model_config(chunks[0].module)
 
     def run(self, plan: Plan, *, first_batch: int, batches: int) -> int:
@@ -130,6 +141,8 @@ class Executor:
             done += 1
             try:
                 stop_after = self._perform(action)
+                if self._pace is not None:
+                    self._pace()
                 for chunk in self._chunks:
                     chunk.update.poll()
             except RuntimeError as error:
@@ -139,6 +152,8 @@ class Executor:
                 batches = stop_after + 1 - first_batch
                 actions = islice(plan(batches), done, None)
         self._links.drain()
+        for chunk in self._chunks:
+            self._report(chunk)
         assert not any(chunk.in_flight for chunk in self._chunks)
         return batches
 
@@ -166,7 +181,7 @@ class Executor:
             case Backward():
                 self._backward(action)
             case Reduce():
-                self._reduce(action)
+                return self._reduce(action)
             case Update():
                 return self._apply(action)
         return None
@@ -223,12 +238,14 @@ class Executor:
         if not chunk.first:
             self._links.backward.send(source_gradient)
 
-    def _reduce(self, action: Reduce) -> None:
-        self._hooks.action(action.kind, action.batch)
+    def _reduce(self, action: Reduce) -> int | None:
         chunk = self._chunks[action.chunk]
+        stop_after = self._report(chunk)
+        self._hooks.action(action.kind, action.batch)
         chunk.update.start(
             action.batch, chunk.tokens.pop(action.batch, None), self._hooks.shared(action.chunk, action.batch)
         )
+        return stop_after
 
     def _apply(self, action: Update) -> int | None:
         self._hooks.action(action.kind, action.batch)
@@ -236,4 +253,9 @@ class Executor:
         update.wait(action.batch)
         with self._timeline.span("U", batch=action.batch, version=action.batch + 1, chunk=action.chunk):
             report = update.apply(action.batch)
-        return self._hooks.updated(report)
+        return None if report is None else self._hooks.updated(report)
+
+    def _report(self, chunk: Chunk) -> int | None:
+        """Report an update of the chunk that was launched at once."""
+        report = chunk.update.report()
+        return None if report is None else self._hooks.updated(report)

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron_async.pipeline.groups import GroupKey, make_groups
+from megatron_async.platform.groups import GroupKey, make_groups
 
 
 @dataclass(frozen=True, slots=True)

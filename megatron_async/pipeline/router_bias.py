@@ -47,12 +47,19 @@ class RouterBiases:
         return dist.all_reduce(self._sums[batch], group=self._group, async_op=True)
 
     @torch.no_grad()
-    def apply(self, batch: int) -> None:
-        """Move the biases of the weight version in use: up where an expert got less than the mean, down where more."""
+    def apply(self, batch: int, applies: torch.Tensor | None = None) -> None:
+        """Move the biases of the weight version in use: up where an expert got less than the mean, down where more.
+
+        Args:
+            batch: number of the batch.
+            applies: 0-dim bool tensor: whether to move them, where only the device knows it.
+        """
         if not self._routers:
             return
         counts = self._sums.pop(batch)
         step = torch.sign(counts.mean(dim=-1, keepdim=True) - counts) * self._rate
+        if applies is not None:
+            step = step * applies
         for router, change in zip(self._routers, step, strict=True):
             router.expert_bias.add_(change)
 

@@ -53,16 +53,31 @@ class ReducedValues:
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
-        if self._host is None and (self._work is None or self._work.is_completed()):
-            self._host = self._fetch()
-        return self._host is not None and self._host.ready
+        if self._host is None and self._work is not None and not self._work.is_completed():
+            return False
+        return self.fetch().ready
 
     def read(self) -> list[float]:
-        if self._host is None:
-            self._host = self._fetch()
-        return self._host.read()
+        return self.fetch().read()
 
-    def _fetch(self) -> HostValues:
-        if self._work is not None:
-            self._work.wait()
-        return HostValues(self._values)
+    def fetch(self) -> HostValues:
+        """Start the copy to the host. The current stream waits for the operation; on CPUs the host does."""
+        if self._host is None:
+            if self._work is not None:
+                self._work.wait()
+            self._host = HostValues(self._values)
+        return self._host
+
+
+class Pace:
+    """Keeps the host at most one action ahead of a GPU."""
+
+    def __init__(self) -> None:
+        self._last: torch.cuda.Event | None = None
+
+    def __call__(self) -> None:
+        """An action is launched: wait until the device has finished the one before it."""
+        last, self._last = self._last, torch.cuda.Event()
+        self._last.record()
+        if last is not None:
+            last.synchronize()

@@ -17,7 +17,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
-from megatron_async.pipeline.groups import group_of_all
+from megatron_async.platform.groups import group_of_all
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 
 # --moe-router-load-balancing-type -> name of the loss in Megatron.

@@ -246,8 +246,8 @@ class Loop:
             self._complete(self._reports.pop(batch))
         if not report.shared or report.shared[1] == 0:
             return None
-        # Some stage may have started this many batches more; all ranks can stop after them.
-        return batch + max(2, args.pipeline_model_parallel_size - 1)
+        # Before its next update a stage may start this many batches more; all ranks can stop after them.
+        return batch + max(3, args.pipeline_model_parallel_size)
 
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
         """Report a batch that is complete on every chunk of this rank."""

@@ -36,9 +36,9 @@ from megatron_async.optim import corrections, ownership, setup
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
-from megatron_async.pipeline.groups import group_of_all
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.synchronous import SynchronousSteps
+from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance
 from megatron_async.training.callbacks import Callback

@@ -15,7 +15,7 @@ class StatisticsValues(Callback):
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if self._statistics.measures(batch.number):
-            batch.pending.append(self._statistics.reduce())
+            batch.pending.append(self._statistics.reduce(batch.number))
 
 
 class StalenessValues(Callback):

@@ -124,8 +124,8 @@ def train_under_nccl_rules(arguments: Sequence[str], bound: bool) -> Outcome:
 
 def train_as_before(arguments: Sequence[str], bound: bool) -> Outcome:
     """The faults put back: communicators made at first use, receives posted before the first compute."""
-    from megatron_async.pipeline import groups
     from megatron_async.pipeline.links import StageLinks
+    from megatron_async.platform import groups
 
     make, ahead = groups.make_communicator, StageLinks.post_ahead
     groups.make_communicator = lambda group, edge=None: None  # type: ignore[assignment]

@@ -320,7 +320,7 @@ def crossed_sums() -> list[float]:
     import torch
     import torch.distributed as dist
 
-    from megatron_async.pipeline.groups import GroupKey, make_groups
+    from megatron_async.platform.groups import GroupKey, make_groups
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -111,6 +111,7 @@ def test_one_process_says_what_the_definitions_say(reference):
 
 SKIPS = {
     "2bw": (2, f"{PP2} --pipeline-schedule 2bw"),
+    "2bw, at once": (2, f"{PP2} --pipeline-schedule 2bw --update-launch at-once"),
     "wpipe": (2, f"{PP2} --pipeline-schedule wpipe"),
     "1f1b": (2, PP2),
     "one process": (1, "--gradient-delay 1"),

@@ -178,7 +178,8 @@ def test_a_gradient_that_is_no_number_changes_nothing(pool):
     forwards after the skipped update are one update old."""
     recipe = f"--optimizer normuon {FEEDBACK}"
     runs = {}
-    for layout, ranks, sleep_ms in ((PIPELINE, 2, 20.0), ("--gradient-delay 1", 1, 0.0)):
+    at_once = f"{PIPELINE} --update-launch at-once"
+    for layout, ranks, sleep_ms in ((PIPELINE, 2, 20.0), (at_once, 2, 0.0), ("--gradient-delay 1", 1, 0.0)):
         arguments = f"{recipe} {layout}".split()
         answers = pool.run(
             "tests.distributed.optimizer_jobs:train_with_a_bad_gradient", arguments, 3, sleep_ms, ranks=ranks
@@ -192,6 +193,10 @@ def test_a_gradient_that_is_no_number_changes_nothing(pool):
     for outcome in pipeline:
         for name, weight in outcome.weights.items():
             np.testing.assert_allclose(weight, expected.weights[name], rtol=TOLERANCE, atol=2e-5, err_msg=name)
+    for outcome, other in zip(runs[at_once], pipeline, strict=True):
+        assert outcome.learning_rates == other.learning_rates
+        for name, weight in outcome.weights.items():
+            np.testing.assert_array_equal(weight, other.weights[name], err_msg=name)
 
 
 def test_a_delay_of_nothing_is_none_to_the_last_bit(pool):

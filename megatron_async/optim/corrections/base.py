@@ -34,6 +34,10 @@ class Correction:
             raise ValueError(f"correction strength {strength}: must be a finite number, at least 0")
         self.strength = strength
         self.optimizers = list(optimizers)
+        for optimizer in self.optimizers:
+            # Transformer Engine's FusedAdam looks up the type of each name in its state when it is saved and loaded.
+            if (types := getattr(optimizer, "name_to_dtype_map", None)) is not None:
+                types[PREVIOUS_UPDATE] = torch.float32
 
     def before_step(self, piece: Piece, context: StepContext) -> None:
         """Part before the optimizer's step."""

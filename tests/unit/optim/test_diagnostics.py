@@ -52,13 +52,13 @@ def test_sizes_of_updates_by_role() -> None:
     for batch, size in enumerate((1.0, 3.0)):
         matrix.grad, norm.grad = torch.full((2, 3), size), torch.full((4,), 2 * size)
         step(StepContext(batch, corrected=batch == 1))
-    pending = statistics.reduce()
+    pending = statistics.reduce(1)
     assert pending.ready
     values = pending.read()
     # u = 0.3 and 0.6, corrections 0.5 (0.3 - 0.1) and 0.5 (0.6 - 0.2)
     assert values["update_rms"] == pytest.approx({"matrix": 0.4, "norm": 0.8}, rel=1e-5)
     assert values["correction_rms"] == pytest.approx(math.sqrt((6 * 0.01 + 4 * 0.04) / 10), rel=1e-5)
-    assert statistics.reduce().read()["update_rms"] == {}
+    assert statistics.reduce(3).read()["update_rms"] == {}
 
 
 def test_a_delay_of_the_first_moment_alone() -> None:
