@@ -65,3 +65,11 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 FusedAdam.__module__ = "transformer_engine.pytorch.optimizers.fused_adam"
+
+
+class FusedWeightGradient:
+    """Apex's fused_weight_gradient_mlp_cuda: adds the weight gradient of a linear layer to a buffer, in place."""
+
+    @staticmethod
+    def wgrad_gemm_accum_fp32(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
+        main_grad.add_(grad_output.t().matmul(inputs))

@@ -179,6 +179,7 @@ class DeferredUpdate:
             if batch not in self._reports:
                 self._step_or_skip(batch)
             report = self._reports.pop(batch)
+            self._weights.use(batch + 1)  # who reads the report sees the weights of the update
             del self._in_flight[batch], self._tokens[batch]
         self._streams.current_stream().wait_event(self._done.pop(batch))
         return report
@@ -193,6 +194,7 @@ class DeferredUpdate:
         self._unreported = None
         if (done := self._done.get(update.batch)) is not None:
             self._streams.current_stream().wait_event(done)
+        self._weights.use(update.batch + 1)
         _, report = self._read(update.batch, update.sums, update.logits)
         if report.skipped:
             self._master_step.take_back()

@@ -9,6 +9,7 @@ and every collective whose start depends on the progress of a rank, has a group 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,11 +42,22 @@ def make_groups(keys: Sequence[GroupKey], timeout: timedelta | None = None) -> l
     lists: list[list[GroupKey]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(lists, list(keys))
     every = sorted({key for those in lists for key in those})
-    groups = {key: dist.new_group(list(key.ranks), timeout=timeout) for key in every}
+    # A rank outside a group only counts it, so that all ranks give groups the same names.
+    groups = {key: dist.new_group(list(key.ranks), timeout=timeout, pg_options=_options(timeout)) for key in every}
     for key in every:
         if dist.get_rank() in key.ranks:
             make_communicator(groups[key], key.ranks if key.edge else None)
     return [groups[key] for key in keys]
+
+
+def _options(timeout: timedelta | None) -> Any:
+    """NCCL's kernels start before those of the compute, where both could: a message or a norm is waited for."""
+    if dist.get_backend() != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if timeout is not None:
+        options._timeout = timeout
+    return options
 
 
 def group_of_all(purpose: str, timeout: timedelta | None = None) -> dist.ProcessGroup | None:

@@ -1,0 +1,64 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs that train with stand-ins for libraries that need a GPU."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from tests.distributed.jobs import Outcome, train
+from tests.standins import FusedAdam, FusedWeightGradient
+
+
+@contextlib.contextmanager
+def fused_adam() -> Iterator[None]:
+    """Megatron finds Transformer Engine's Adam."""
+    from megatron.core import optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    with (
+        mock.patch.object(distrib_optimizer, "HAVE_APEX_OR_TE", True),
+        mock.patch.object(distrib_optimizer, "USING_TE_OPTIMIZER", True),
+        mock.patch.object(optimizer, "Adam", FusedAdam, create=True),
+        mock.patch.object(optimizer, "USING_PYTORCH_OPTIMIZER", False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def fused_weight_gradients() -> Iterator[None]:
+    """Megatron finds Apex's kernel and, as on GPUs, uses it by default."""
+    from megatron.core.tensor_parallel import layers
+
+    from megatron_async.platform import cpu
+
+    rows = tuple(row for row in cpu.ARGUMENTS if row[0] != "gradient_accumulation_fusion")
+    with (
+        mock.patch.object(layers, "fused_weight_gradient_mlp_cuda", FusedWeightGradient, create=True),
+        mock.patch.object(layers, "_grad_accum_fusion_available", True),
+        mock.patch.object(cpu, "ARGUMENTS", rows),
+    ):
+        yield
+
+
+STANDINS: dict[str, Any] = {"FusedAdam": fused_adam, "fused weight gradients": fused_weight_gradients}
+
+
+def train_with(standin: str, arguments: Sequence[str]) -> Outcome:
+    """As `train`, with one of `STANDINS`."""
+    with STANDINS[standin]():
+        return train(arguments)
+
+
+def fused_gradients(arguments: Sequence[str]) -> int:
+    """Train; how many weight gradients the stand-in for Apex's kernel has added."""
+    count, original = 0, FusedWeightGradient.wgrad_gemm_accum_fp32
+
+    def counted(*tensors: Any) -> None:
+        nonlocal count
+        count += 1
+        original(*tensors)
+
+    with mock.patch.object(FusedWeightGradient, "wgrad_gemm_accum_fp32", counted):
+        train_with("fused weight gradients", arguments)
+    return count

@@ -1,0 +1,119 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Stages of the large presets in full size, as one rank of 64, under fake tensors.
+
+They are built, and hold the bytes that the planner says.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron_async.checkpoint import optimizer_state  # noqa: E402
+from megatron_async.config import arguments  # noqa: E402
+from megatron_async.mcore import parallel  # noqa: E402
+from megatron_async.optim import ownership  # noqa: E402
+from megatron_async.planning.estimate import plan  # noqa: E402
+from megatron_async.training import run  # noqa: E402
+
+RUN = (
+    "--device cpu --bf16 --pipeline-schedule {schedule} --optimizer muon --staleness-correction error-feedback "
+    "--micro-batch-size 1 --global-batch-size 512 --train-iters 10 --lr 1e-3 --eval-iters 0 --no-initialization "
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 49151"
+)
+STAGES = {
+    "2B, first of 4": (0, "2bw", "--model moe-2b --pipeline-model-parallel-size 4 --expert-model-parallel-size 4"),
+    "2B, last of 4, sharded": (
+        63,
+        "2bw",
+        "--model moe-2b --pipeline-model-parallel-size 4 --expert-model-parallel-size 4 --use-distributed-optimizer "
+        "--optimizer adam",  # the layer-wise optimizer of Muon gives whole matrices to ranks, so they hold unequal parts
+    ),
+    "10B, third of 8": (
+        16,
+        "2bw-eager",
+        "--model moe-10b-hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8",
+    ),
+    "10B, wpipe, first of 4": (
+        0,
+        "wpipe",
+        "--model moe-10b-hybrid --pipeline-model-parallel-size 4 --expert-model-parallel-size 8 "
+        "--untie-embeddings-and-output-weights",
+    ),
+}
+SHARE = 0.02
+
+
+def to_bf16(module: torch.nn.Module) -> torch.nn.Module:
+    """As `torch.nn.Module.bfloat16`, which cannot exchange fake parameters."""
+    for part in module.modules():
+        for name, param in part._parameters.items():
+            if param is not None and param.dtype != torch.bfloat16:
+                changed = torch.nn.Parameter(param.detach().bfloat16(), param.requires_grad)
+                changed.__dict__.update(param.__dict__)
+                part._parameters[name] = changed
+    return module
+
+
+@contextmanager
+def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[None]:
+    """One rank whose collectives give it its own values, and tensors without memory."""
+
+    def gather(objects: list[Any], own: Any, group: Any = None) -> None:
+        objects[:] = [own] * len(objects)
+
+    monkeypatch.setattr(run, "initialize", lambda args: parallel.pretend_rank(args, rank))
+    monkeypatch.setattr(
+        run, "data_iterators", lambda args: ([None] * (args.virtual_pipeline_model_parallel_size or 1), None)
+    )
+    monkeypatch.setattr(ownership, "check", lambda ranks, chosen: [])  # needs the shards of the other ranks
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(torch.nn.Module, "bfloat16", to_bf16)
+    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+        stack.callback(parallel.shut_down)
+        yield
+
+
+def fake_bytes() -> int:
+    """Bytes of all storages of fake tensors that Python reaches."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor)]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_holds_what_is_planned(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rank, schedule, layout = STAGES[name]
+    line = [*RUN.format(schedule=schedule).split(), *layout.split()]
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.setenv("RANK", str(rank))
+    args = arguments.parse([*line, "--dry-run"])
+    stage = rank // (64 // args.pipeline_model_parallel_size)
+    planned = plan(args).bytes_by_kind[stage]
+    before = fake_bytes()
+    with alone_among_64(monkeypatch, rank):
+        loop = run.build(arguments.parse(line))
+        optimizer_state.complete(loop.optimizer)
+        optimizer_state.expect_previous_update(loop.optimizer)
+        held = fake_bytes() - before
+        del loop
+    expected = sum(size for kind, size in planned.items() if kind != "activations")
+    assert held == pytest.approx(expected, rel=SHARE), planned
+
+
+def test_the_count_sees_a_missing_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind is more than the allowed share of the whole."""
+    rank, schedule, layout = STAGES["2B, first of 4"]
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    args = arguments.parse([*RUN.format(schedule=schedule).split(), *layout.split(), "--dry-run"])
+    planned = {kind: size for kind, size in plan(args).bytes_by_kind[rank].items() if kind != "activations"}
+    assert min(planned.values()) > 2 * SHARE * sum(planned.values())
