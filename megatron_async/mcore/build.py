@@ -132,7 +132,8 @@ def _wrapped(optimizer: torch.optim.Optimizer, config: OptimizerConfig, model_pa
 
 def _allocate_state(optimizer: Any, config: Any = None) -> None:
     """Give every parameter its optimizer state without a step, so that a checkpoint can be loaded into it."""
-    if isinstance(optimizer, torch.optim.Adam):  # its step count is restored elsewhere
+    # Adam's step count is restored elsewhere. Transformer Engine's and Apex's Adam have no method for this.
+    if isinstance(optimizer, torch.optim.Adam) or not hasattr(optimizer, "_init_group"):
         for group in optimizer.param_groups:
             for param in group["params"]:
                 for name in ("exp_avg", "exp_avg_sq"):
