@@ -1,22 +1,34 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A rank's part of a checkpoint, written without other ranks."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.planner_helpers import _create_write_items
+from torch.distributed.checkpoint import DefaultSavePlanner
 
-from megatron_async.mcore import checkpoint
 from megatron_async.mcore.checkpoint import CheckpointPart
 
 
 def part_of(folder: Path, *tensors: torch.Tensor) -> CheckpointPart:
-    part = CheckpointPart(folder)
-    part.folder, part.file = folder, "__0_0.distcp"
-    part._items = [(_create_write_items(f"{tensor.shape}", tensor)[0], tensor) for tensor in tensors]
+    """The part of a checkpoint of one rank, planned by torch."""
+    part, planner = CheckpointPart(folder), DefaultSavePlanner()
+    planner.set_up_planner({str(number): tensor for number, tensor in enumerate(tensors)}, is_coordinator=True)
+    plans, _ = planner.create_global_plan([planner.create_local_plan()])
+    (plan,) = part.prepare_global_plan(plans)
+    part.prepare_write_data(plan, planner)
     return part
+
+
+class LosingFile(io.FileIO):
+    """A file on a disk that loses its last byte without an error."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.truncate(self.tell() - 1)
+        super().close()
 
 
 def test_of_a_view_only_its_own_elements_are_written(tmp_path: Path):
@@ -42,13 +54,10 @@ def test_an_empty_part_leaves_no_file(tmp_path: Path):
 
 
 def test_a_file_that_came_out_short_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_item = checkpoint._filesystem._write_item
+    def open_losing(path: Path, mode: str, **_: Any) -> LosingFile:
+        return LosingFile(path, mode)
 
-    def lose_the_end(transforms: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
-        result = write_item(transforms, stream, *args, **kwargs)
-        stream.truncate(result.size_in_bytes - 1)
-        return result
-
-    monkeypatch.setattr(checkpoint._filesystem, "_write_item", lose_the_end)
+    part = part_of(tmp_path, torch.ones(4))
+    monkeypatch.setattr(Path, "open", open_losing)
     with pytest.raises(OSError, match=r"__0_0\.distcp has \d+ bytes instead of \d+"):
-        part_of(tmp_path, torch.ones(4)).write()
+        part.write()

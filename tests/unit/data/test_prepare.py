@@ -10,7 +10,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenizers import Tokenizer
 
-from tools.data import prepare
+from tools.data import indexed, prepare
 from tools.data.prepare import CorpusPaths, prepare_corpus
 from tools.data.stdlib_corpus import read_corpus
 from tools.data.tokenizer import train_tokenizer
@@ -94,7 +94,7 @@ def test_interrupted_build_leaves_nothing_that_counts(tmp_path: Path, monkeypatc
 
     context = multiprocessing.get_context("fork")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "_write_part", killed)
+        patch.setattr(indexed.IndexedWriter, "add", killed)
         process = context.Process(target=prepare_corpus, args=(tmp_path / "corpus", 300), kwargs={"root": root})
         process.start()
         process.join(30)
