@@ -48,7 +48,7 @@ quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU proc
 lint: setup ## style, formatting and types
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
-	$(VENV_PYTHON) -m mypy megatron_async benchmarks
+	$(VENV_PYTHON) -m mypy megatron_async benchmarks tools/data tools/report.py
 
 test: setup lint ## lint, then every test that needs no GPU
 	$(VENV_PYTHON) -m pytest
@@ -64,7 +64,7 @@ format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff format
 
 # A quiet machine: other work on its cores goes into every figure.
-benchmark: setup ## measure schedules and whole runs (about 50 minutes); adds benchmarks/results/DATE_MACHINE.md
+benchmark: setup ## measure schedules and whole runs (about 50 minutes); adds a file to benchmarks/results/
 	$(VENV_PYTHON) tools/benchmark_schedules.py --json runs/benchmarks/schedules.json \
 	    --figure runs/benchmarks/schedules.png --results benchmarks/results
 	$(VENV_PYTHON) tools/benchmark_training.py --json runs/benchmarks/training.json --results benchmarks/results

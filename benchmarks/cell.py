@@ -2,9 +2,8 @@
 """One cell on one rank: contenders are built, checked against the one-process reference, and timed in turns."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 
 import torch.distributed as dist
@@ -12,7 +11,9 @@ import torch.distributed as dist
 from benchmarks import megatron_contenders, reference, torch_contenders
 from benchmarks.contenders import LIMIT, Contender, Refused
 from benchmarks.stack import Cell, SleepingLayer
-from benchmarks.turns import Turns, in_rounds
+
+InTurns = dict[str, tuple[list[list[float]], list[list[float]]]]
+"""Milliseconds by turn and batch, for each contender: its turns, and the limit's turns before them."""
 
 
 @dataclass(slots=True)
@@ -20,24 +21,18 @@ class Outcome:
     """Results of a rank in a cell, by contender.
 
     Attributes:
-        turns: its turns, and the limit's turns before them.
+        turns: the limit included.
         distances: the largest distance of this rank's weights from the reference's.
         refused: the reason why it cannot run here.
     """
 
-    turns: Mapping[str, tuple[Turns, Turns]] = field(default_factory=dict)
+    turns: InTurns = field(default_factory=dict)
     distances: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
-    """Measure a cell on this rank.
-
-    Args:
-        names: contenders, in the order of each round; the limit is the first.
-        rounds: turns of each contender.
-        batches: batches of each turn that count.
-    """
+def run(cell: Cell, names: Sequence[str]) -> Outcome:
+    """Measure contenders on this rank, in this order in each round; the limit is the first."""
     factories = {**megatron_contenders.factories(cell), **torch_contenders.factories()}
     outcome, contenders = Outcome(), dict[str, Contender]()
     for name in names:
@@ -53,17 +48,37 @@ def run(cell: Cell, names: Sequence[str], rounds: int, batches: int) -> Outcome:
         for piece in contender.pieces.values():
             if isinstance(piece, SleepingLayer):
                 piece.awake = False
+
+    def take(name: str) -> list[float]:
+        contender = contenders[name]
+        dist.barrier()
+        before, after = contender.unsteady
+        if cell.pace is None:
+            before = max(before, 1)  # caches hold data of the contender before this one
+        ends = [time.monotonic(), *contender.run(before + cell.batches + after)]
+        return [(end - start) * 1e3 for start, end in pairwise(ends[before : len(ends) - after])]
+
     others = [name for name in contenders if name != LIMIT]
-    outcome.turns = in_rounds(partial(_turn, cell, contenders, batches), others, rounds, each=cell.pace is None)
+    outcome.turns = in_rounds(take, others, cell.rounds, each=cell.pace is None)
     return outcome
 
 
-def _turn(cell: Cell, contenders: Mapping[str, Contender], batches: int, name: str) -> list[float]:
-    contender = contenders[name]
-    dist.barrier()
-    before, after = contender.unsteady
-    if cell.pace is None:
-        before = max(before, 1)  # caches hold data of the contender before this one
-    ends = [time.monotonic(), *contender.run(before + batches + after)]
-    steady = ends[before : len(ends) - after]
-    return [(end - start) * 1e3 for start, end in pairwise(steady)]
+def in_rounds(take: Callable[[str], list[float]], names: Sequence[str], rounds: int, *, each: bool) -> InTurns:
+    """Give turns to contenders, round after round.
+
+    Args:
+        take: gives a contender a turn; returns the milliseconds of its batches.
+        names: contenders without the limit.
+        rounds: turns of each.
+        each: whether the limit has a turn before each contender, for a machine whose speed changes, or once a round.
+    """
+    found: InTurns = {name: ([], []) for name in (LIMIT, *names)}
+    for _ in range(rounds):
+        for index, name in enumerate(names):
+            if each or index == 0:
+                alone = take(LIMIT)
+                for turns in found[LIMIT]:
+                    turns.append(alone)
+            for turns, turn in zip(found[name], (take(name), alone), strict=True):
+                turns.append(turn)
+    return found

@@ -2,9 +2,8 @@
 """Contenders: each trains batches of a cell on this rank, under its own schedule."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -24,8 +23,7 @@ class Contender(Protocol):
 
     Attributes:
         pieces: this rank's parts of the stack, by number.
-        unsteady: batches at the start and end of a run that fill and drain the pipe and do not count; none where every
-            batch does.
+        unsteady: batches that fill and drain the pipe at the start and end of a run, and do not count.
     """
 
     pieces: dict[int, nn.Module]
@@ -43,49 +41,47 @@ Factory = Callable[[Cell, int], Contender]
 """Makes a contender for a cell and rank; collective. Raises Refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The rank and pieces of each virtual stage, in the order of the model."""
+Placement = Sequence[tuple[int, tuple[int, ...]]]
+"""The rank and the pieces of each virtual stage, in the order of the model."""
 
-    virtual: tuple[tuple[int, tuple[int, ...]], ...]
 
-    @classmethod
-    def straight(cls, stages: int) -> "Placement":
-        """One stage for each rank."""
-        return cls(tuple((rank, (2 * rank, 2 * rank + 1)) for rank in range(stages)))
+def straight(stages: int) -> Placement:
+    """One stage for each rank."""
+    return [(rank, (2 * rank, 2 * rank + 1)) for rank in range(stages)]
 
-    @classmethod
-    def looped(cls, stages: int) -> "Placement":
-        """Two virtual stages for each rank, the second round behind the first."""
-        return cls(tuple((index % stages, (index,)) for index in range(2 * stages)))
 
-    @classmethod
-    def folded(cls, stages: int) -> "Placement":
-        """Two virtual stages for each rank in a V: the first rank has the first and the last."""
-        return cls(tuple((min(index, 2 * stages - 1 - index), (index,)) for index in range(2 * stages)))
+def looped(stages: int) -> Placement:
+    """Two virtual stages for each rank, the second round behind the first."""
+    return [(index % stages, (index,)) for index in range(2 * stages)]
 
-    def of_rank(self, rank: int) -> list[int]:
-        """Virtual stages of a rank, in model order."""
-        return [index for index, (owner, _) in enumerate(self.virtual) if owner == rank]
 
-    def build(self, cell: Cell, rank: int, index: int, **megatron: Any) -> Stage:
-        """Virtual stage `index` on `rank`, with a link to each neighbor on another rank."""
-        transfer = cell.pace.transfer_ms if cell.pace else 0.0
-        last = len(self.virtual) - 1
-        before, behind = (
-            transfer if 0 <= neighbor <= last and self.virtual[neighbor][0] != rank else 0.0
-            for neighbor in (index - 1, index + 1)
+def folded(stages: int) -> Placement:
+    """Two virtual stages for each rank in a V: the first rank has the first and the last."""
+    return [(min(index, 2 * stages - 1 - index), (index,)) for index in range(2 * stages)]
+
+
+def build(cell: Cell, placement: Placement, rank: int) -> dict[int, Stage]:
+    """The virtual stages of a rank by number, each with a link to every neighbor on another rank."""
+    last, transfer_ms = len(placement) - 1, cell.pace.transfer_ms if cell.pace else 0.0
+
+    def link(neighbor: int) -> float:
+        return transfer_ms if 0 <= neighbor <= last and placement[neighbor][0] != rank else 0.0
+
+    return {
+        index: Stage(
+            {piece: make_piece(cell, piece, rank) for piece in pieces},
+            first=index == 0,
+            last=index == last,
+            links=(link(index - 1), link(index + 1)),
         )
-        pieces = [make_piece(cell, piece, rank) for piece in self.virtual[index][1]]
-        return Stage(pieces, first=index == 0, last=index == last, links=(before, behind), **megatron)
+        for index, (owner, pieces) in enumerate(placement)
+        if owner == rank
+    }
 
-    def pieces(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
-        """The parts of the stack in some virtual stages, by number."""
-        return {
-            number: module
-            for index, stage in stages.items()
-            for number, module in zip(self.virtual[index][1], stage.pieces, strict=True)
-        }
+
+def pieces_of(stages: Iterable[Stage]) -> dict[int, nn.Module]:
+    """The parts of the stack in some stages, by number."""
+    return {int(number): piece for stage in stages for number, piece in stage.pieces.items()}
 
 
 def make_optimizer(modules: Sequence[nn.Module]) -> torch.optim.Optimizer:
@@ -95,31 +91,20 @@ def make_optimizer(modules: Sequence[nn.Module]) -> torch.optim.Optimizer:
 
 
 class SynchronousContender:
-    """Trains batch by batch.
-
-    Args:
-        pieces: of this rank.
-        modules: hold them; stepped by the optimizer.
-        forward_and_backward: computes the gradients of batch number n.
-    """
+    """Trains batch by batch; `forward_and_backward` computes the gradients of batch number n."""
 
     unsteady = (0, 0)
 
-    def __init__(
-        self,
-        pieces: dict[int, nn.Module],
-        modules: Sequence[nn.Module],
-        forward_and_backward: Callable[[int], None],
-    ) -> None:
-        self.pieces = pieces
-        self._forward_and_backward, self._optimizer, self._batch = forward_and_backward, make_optimizer(modules), 0
+    def __init__(self, stages: Iterable[Stage], forward_and_backward: Callable[[int], None]) -> None:
+        self.pieces, self._forward_and_backward, self._batch = pieces_of(stages), forward_and_backward, 0
+        self._optimizer = make_optimizer([*self.pieces.values()])
 
     def run(self, batches: int) -> list[float]:
-        return [self._step() for _ in range(batches)]
-
-    def _step(self) -> float:
-        self._optimizer.zero_grad()
-        self._forward_and_backward(self._batch)
-        self._optimizer.step()
-        self._batch += 1
-        return time.monotonic()
+        ends = []
+        for _ in range(batches):
+            self._optimizer.zero_grad()
+            self._forward_and_backward(self._batch)
+            self._optimizer.step()
+            self._batch += 1
+            ends.append(time.monotonic())
+        return ends

@@ -2,7 +2,9 @@
 """Jobs of a rank of a training run. Each takes the command line of `megatron_async.pretrain`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from megatron.core import mpu
@@ -12,12 +14,13 @@ from megatron.core.utils import get_model_config
 
 from megatron_async.config import arguments
 from megatron_async.pipeline.delayed import activations
+from megatron_async.pipeline.timeline import Timeline
 from megatron_async.training import run
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.loop import Loop
 from megatron_async.training.signals import StopRequests
 
-Batch = tuple[float, float, float, float]
+Batch = tuple[float, ...]
 """Milliseconds of a batch, and of all its forwards, all its backwards and its update on this rank."""
 
 
@@ -25,68 +28,69 @@ class Times(Callback):
     """Milliseconds of each batch, and of each stop of the pipeline for a checkpoint."""
 
     def __init__(self) -> None:
-        self._seconds: list[float] = []
-        self._save_began = 0.0
+        self.batches: list[float] = []
         self.stops: list[float] = []
 
     def on_train_begin(self, loop: Loop) -> None:
-        self._timeline = loop.timeline
+        self.timeline = loop.timeline
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
-        self._seconds.append(batch.seconds)
+        self.batches.append(1e3 * batch.seconds)
 
     def on_save_begin(self, iteration: int) -> None:
-        self._save_began = time.perf_counter()
+        self.stops.append(-1e3 * time.perf_counter())
 
     def on_save_end(self, iteration: int) -> None:
-        self.stops.append(1e3 * (time.perf_counter() - self._save_began))
-
-    def batches(self) -> list[Batch]:
-        """The batches of a run with a trace file that holds all of them."""
-        parts = [dict.fromkeys("FBU", 0.0) for _ in self._seconds]
-        for span in self._timeline.kept():
-            parts[span.labels["batch"]][span.kind] += 1e3 * span.duration
-        return [(1e3 * time, part["F"], part["B"], part["U"]) for time, part in zip(self._seconds, parts, strict=True)]
+        self.stops[-1] += 1e3 * time.perf_counter()
 
 
 def train(line: Sequence[str]) -> tuple[list[Batch], list[float]]:
-    """Train; return its batches, and the milliseconds of each stop for a checkpoint."""
+    """Train, with a trace of all batches; return them, and the milliseconds of each stop for a checkpoint."""
     times = Times()
     run.pretrain(arguments.parse(line), StopRequests(), [times])
-    return times.batches(), times.stops
+    parts = _parts(times.timeline, len(times.batches))
+    return [(batch, *part) for batch, part in zip(times.batches, parts, strict=True)], times.stops
 
 
 def alone(line: Sequence[str]) -> tuple[list[Batch], list[float]]:
     """Run this rank's stage without communication, on made-up inputs; as `train`, without stops."""
     loop = run.build(arguments.parse(line))
     loop.model[0].train()
-    batches = [_batch_alone(loop) for _ in range(loop.args.train_iters)]
+    count = loop.args.train_iters
+    timeline = Timeline(keep_batches=count)
+    for batch in range(count):
+        _run_alone(loop, partial(timeline.span, batch=batch))
     loop.end()
     run.close()
-    return batches, []
+    return [(sum(part), *part) for part in _parts(timeline, count)], []
 
 
-def _batch_alone(loop: Loop) -> Batch:
+def _parts(timeline: Timeline, batches: int) -> list[tuple[float, ...]]:
+    """Milliseconds of all forwards, all backwards and the update of each batch."""
+    parts = [dict.fromkeys("FBU", 0.0) for _ in range(batches)]
+    for span in timeline.kept():
+        parts[span.labels["batch"]][span.kind] += 1e3 * span.duration
+    return [tuple(part.values()) for part in parts]
+
+
+def _run_alone(loop: Loop, span: Callable[[str], AbstractContextManager[None]]) -> None:
+    """One batch: forwards, backwards and the update."""
     (module,), config = loop.model, get_model_config(loop.model[0])
     first, last = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
     shape, microbatches = activations(loop.args, config).shape, get_num_microbatches()
-    generator, forwards, backwards = torch.Generator().manual_seed(1), 0.0, 0.0
+    generator = torch.Generator().manual_seed(1)
     module.zero_grad_buffer()
     for _ in range(microbatches):
         # Tokens that differ, for the routers.
         source = None if first else torch.randn(shape, generator=generator).requires_grad_()
         gradient = None if last else torch.full(shape, 1e-3)
-        start = time.perf_counter()
-        output, _ = forward_step(
-            loop.forward_step, loop.train_data, module, microbatches, source, [], config, 1, is_last_stage=last
-        )
-        forwarded = time.perf_counter()
-        deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
-        backward_step(source, output, gradient, config)
-        forwards += 1e3 * (forwarded - start)
-        backwards += 1e3 * (time.perf_counter() - forwarded)
-    start = time.perf_counter()
-    loop.optimizer.prepare_grads()
-    loop.optimizer.step_with_ready_grads()
-    update = 1e3 * (time.perf_counter() - start)
-    return forwards + backwards + update, forwards, backwards, update
+        with span("F"):
+            output, _ = forward_step(
+                loop.forward_step, loop.train_data, module, microbatches, source, [], config, 1, is_last_stage=last
+            )
+        with span("B"):
+            deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
+            backward_step(source, output, gradient, config)
+    with span("U"):
+        loop.optimizer.prepare_grads()
+        loop.optimizer.step_with_ready_grads()

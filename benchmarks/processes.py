@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -24,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 # Cycles through autograd's own nodes keep some models alive, and with them the threads of their process groups. A
 # worker with more threads than this is replaced after its job.
 _MOST_THREADS = 250
-_TAIL = 4000
+_TAIL = 4000  # characters of a log in a message
 
 
 class JobFailed(RuntimeError):
@@ -42,22 +43,15 @@ def context() -> Any:
     return forkserver
 
 
-def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Variables that torch.distributed reads."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+def environments(ranks: int) -> list[dict[str, str]]:
+    """What torch.distributed reads, for each rank of a job.
 
-
-def free_port() -> int:
-    """A port for the ranks of one job. Ranks of a later job on the same port could find the addresses of this one."""
+    The port is new: on that of an earlier job, ranks could find the addresses of that job.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    return [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def redirect_output(log: Path) -> None:
@@ -73,8 +67,12 @@ class _Worker:
     pipe: Connection
     log: Path
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
 
-class Pool:
+
+class Pool(AbstractContextManager["Pool"]):
     """Worker processes, started when first needed. Leaving the `with` block ends them.
 
     Args:
@@ -87,9 +85,6 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
         self._workers: list[_Worker] = []
         self._numbers = itertools.count()
-
-    def __enter__(self) -> "Pool":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -106,58 +101,49 @@ class Pool:
         while len(self._workers) < ranks:
             self._workers.append(self._start(next(self._numbers)))
         workers = self._workers[:ranks]
-        port = free_port()
-        for rank, worker in enumerate(workers):
+        for worker, environment in zip(workers, environments(ranks), strict=True):
             worker.log.write_text("")
-            worker.pipe.send((job, args, environment(rank, ranks, port)))
+            worker.pipe.send((job, args, environment))
         answers = self._collect(workers, timeout)
-        failed = [rank for rank, answer in enumerate(answers) if answer is None or not answer[0]]
-        if failed:
-            logs = "\n".join(self._report(rank, answers[rank], workers[rank]) for rank in range(ranks))
+        if failed := [rank for rank, (succeeded, _) in enumerate(answers) if not succeeded]:
+            logs = "\n".join(
+                f"--- rank {rank}: {'done' if succeeded else value}\n{worker.log.read_text(errors='replace')[-_TAIL:]}"
+                for rank, (worker, (succeeded, value)) in enumerate(zip(workers, answers, strict=True))
+            )
             self.close()
             raise JobFailed(f"{job} failed on ranks {failed}\n{logs}")
-        self._replace_crowded(workers)
-        return [answer[1] for answer in answers if answer is not None]
+        for worker in workers:
+            if len(os.listdir(f"/proc/{worker.process.pid}/task")) > _MOST_THREADS:
+                worker.end()
+                self._workers.remove(worker)
+        return [value for _, value in answers]
 
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers:
-            worker.process.kill()
-            worker.process.join()
+            worker.end()
         self._workers.clear()
 
-    def _replace_crowded(self, workers: Sequence[_Worker]) -> None:
-        for worker in workers:
-            if len(os.listdir(f"/proc/{worker.process.pid}/task")) > _MOST_THREADS:
-                worker.process.kill()
-                worker.process.join()
-                self._workers.remove(worker)
-
     @staticmethod
-    def _collect(workers: Sequence[_Worker], timeout: float) -> list[tuple[bool, Any] | None]:
-        answers: list[tuple[bool, Any] | None] = [None] * len(workers)
+    def _collect(workers: Sequence[_Worker], timeout: float) -> list[tuple[bool, Any]]:
+        """Whether each rank succeeded, and its result or the reason why not."""
+        answers: list[tuple[bool, Any]] = [(False, "no answer in time")] * len(workers)
         deadline = time.monotonic() + timeout
-        open_pipes: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(workers)}
-        while open_pipes and (left := deadline - time.monotonic()) > 0:
-            for pipe in wait(list(open_pipes), timeout=left):
-                rank = open_pipes.pop(pipe)
+        waiting: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(workers)}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for pipe in wait(list(waiting), timeout=left):
+                rank = waiting.pop(pipe)
                 try:
                     answers[rank] = workers[rank].pipe.recv()
                 except (EOFError, ConnectionResetError):
-                    answers[rank] = False, "the process ended"
-            if any(answer is not None and not answer[0] for answer in answers):
-                deadline = min(deadline, time.monotonic() + 5.0)  # the others will only wait for the failed rank
+                    answers[rank] = False, "failed: the process ended"
+                if not answers[rank][0]:
+                    deadline = min(deadline, time.monotonic() + 5.0)  # the others will only wait for the failed rank
         return answers
-
-    @staticmethod
-    def _report(rank: int, answer: tuple[bool, Any] | None, worker: _Worker) -> str:
-        state = "no answer in time" if answer is None else "done" if answer[0] else f"failed:\n{answer[1]}"
-        return f"--- rank {rank}: {state}\n{worker.log.read_text(errors='replace')[-_TAIL:]}"
 
     def _start(self, number: int) -> _Worker:
         ours, theirs = context().Pipe()
-        log = Path(self._folder.name) / f"worker{number}.log"
-        cores = sorted(os.sched_getaffinity(0))
+        log, cores = Path(self._folder.name) / f"worker{number}.log", sorted(os.sched_getaffinity(0))
         core = cores[number % len(cores)] if self._pinned else None
         process = context().Process(target=_serve, args=(theirs, log, core, self._setup), daemon=True)
         process.start()
@@ -188,7 +174,7 @@ def _serve(pipe: Connection, log: Path, core: int | None, setup: str) -> None:
                 setup = ""
             answer = True, _call(job, args)
         except BaseException:
-            answer = False, traceback.format_exc()
+            answer = False, f"failed:\n{traceback.format_exc()}"
         pipe.send(answer)
         # The objects of a run form cycles and hold process groups with threads of their own. Uncollected, they would
         # live on for many jobs.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.contenders import make_optimizer
-from benchmarks.stack import Cell, Sample, Stage, make_piece, mean_square, microbatch
+from benchmarks.stack import Cell, Sample, make_piece, mean_square, microbatch
 from megatron_async.reference.delay import DelayOracle, Group
 from megatron_async.schedules import SCHEDULES
 
@@ -20,48 +20,44 @@ def trained(cell: Cell, contender: str) -> Sequence[nn.Module]:
     """All pieces after the checked batches, with the delays of the contender."""
     definition = SCHEDULES.get(contender, SCHEDULES["1f1b"])  # those of torch and Megatron have no delay
     size = 1 if definition.update_per_microbatch else cell.microbatches
-    return _trained(cell, definition.layer_delays(cell.stages), CHECKED_BATCHES * cell.microbatches // size, size)
+    return _train(cell, definition.layer_delays(cell.stages), size)[0]
+
+
+def boundaries(cell: Cell, rank: int) -> Sequence[Sample]:
+    """Input of a rank and gradient of its output in each micro-batch of a synchronous run of the checked batches."""
+    return _train(cell, SCHEDULES["1f1b"].layer_delays(cell.stages), cell.microbatches, rank)[1]
 
 
 @lru_cache(maxsize=8)
-def _trained(cell: Cell, delays: tuple[int, ...], updates: int, size: int) -> Sequence[nn.Module]:
-    """Shared by contenders with the same delays; nobody changes it."""
-    pieces = [make_piece(cell, index) for index in range(2 * cell.stages)]
-    stack, optimizer = Stage(pieces, first=True, last=True), make_optimizer(pieces)
-    per_delay = len(pieces) // len(delays)
+def _train(
+    cell: Cell, delays: tuple[int, ...], size: int, rank: int = 0
+) -> tuple[Sequence[nn.Module], Sequence[Sample]]:
+    """Train the checked batches, `size` micro-batches an update. Contenders with the same delays share the result.
+
+    Returns:
+        The pieces, and for each micro-batch the input of a rank and the gradient of its output.
+    """
+    pieces, first = [make_piece(cell, index) for index in range(2 * cell.stages)], 2 * rank
+    parts = pieces[:first], pieces[first : first + 2], pieces[first + 2 :]
+    before, own, behind = (nn.Sequential(*part) for part in parts)
+    optimizer, per_delay = make_optimizer(pieces), len(pieces) // len(delays)
     oracle = DelayOracle(
         [Group(list(piece.parameters()), delays[index // per_delay], []) for index, piece in enumerate(pieces)]
     )
-    for update in range(updates):
+    seen: list[Sample] = []
+    for start in range(0, CHECKED_BATCHES * cell.microbatches, size):
         optimizer.zero_grad()
         with oracle.stale():
-            for number in range(update * size, (update + 1) * size):
+            for number in range(start, start + size):
                 source, target = microbatch(cell, number)
-                (mean_square(stack(source), target) / size).backward()
+                entering = before(source)
+                leaving = own(entering)
+                leaving.retain_grad()
+                (mean_square(behind(leaving), target) / size).backward()
+                seen.append((entering.detach(), leaving.grad))
         optimizer.step()
         oracle.record()
-    return pieces
-
-
-def boundaries(cell: Cell, rank: int, batches: int) -> list[list[Sample]]:
-    """Input of a rank and gradient of its output, by batch and micro-batch of a synchronous run."""
-    pieces = [make_piece(cell, index) for index in range(2 * cell.stages)]
-    parts = pieces[: 2 * rank], pieces[2 * rank : 2 * rank + 2], pieces[2 * rank + 2 :]
-    before, own, behind = (Stage(part, first=True, last=True) for part in parts)
-    optimizer = make_optimizer(pieces)
-    seen: list[list[Sample]] = []
-    for batch in range(batches):
-        optimizer.zero_grad()
-        seen.append([])
-        for number in range(batch * cell.microbatches, (batch + 1) * cell.microbatches):
-            source, target = microbatch(cell, number)
-            entering = before(source)
-            leaving = own(entering)
-            leaving.retain_grad()
-            (mean_square(behind(leaving), target) / cell.microbatches).backward()
-            seen[-1].append((entering.detach(), leaving.grad))
-        optimizer.step()
-    return seen
+    return pieces, seen
 
 
 def _flat(module: nn.Module) -> torch.Tensor:

@@ -7,15 +7,16 @@ contenders start from the same weights and see the same data.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import nn
 
-LEARNING_RATE = 0.05
-MOMENTUM = 0.9
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
 DATA_BATCHES = 2
 """Micro-batches repeat after so many batches."""
 
@@ -24,6 +25,8 @@ _CLOCK_PERIOD = 64.0
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 """Input and target of a micro-batch, each [sequence, samples, hidden]."""
+
+_Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,18 @@ class Cell:
     Attributes:
         stages, microbatches: P ranks and M micro-batches per batch.
         pace: emulated times; None for real compute.
+        rounds, batches: turns of each contender, and batches of a turn that count.
         sequence, samples, hidden: activations of a micro-batch are [sequence, samples, hidden] in fp32.
     """
 
     stages: int
     microbatches: int
     pace: Pace | None = None
+    rounds: int = 1
+    batches: int = 2
     sequence: int = 256
     samples: int = 6
     hidden: int = 256
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.sequence, self.samples, self.hidden
 
     @property
     def compute(self) -> str:
@@ -70,52 +72,63 @@ class Cell:
     @property
     def setting(self) -> str:
         """The kind of compute, and what differs from balanced stages with free transfers."""
-        parts = [self.compute]
-        if self.pace is not None and self.pace.slow_rank is not None:
-            parts.append(f"rank {self.pace.slow_rank} 20 % slower")
-        if self.pace is not None and self.pace.transfer_ms:
-            parts.append(f"transfers {self.pace.transfer_ms:g} ms")
-        return ", ".join(parts)
+        slow = f", rank {self.pace.slow_rank} 20 % slower" if self.pace and self.pace.slow_rank is not None else ""
+        links = f", transfers {self.pace.transfer_ms:g} ms" if self.pace and self.pace.transfer_ms else ""
+        return f"{self.compute}{slow}{links}"
 
 
-def emulated_cell(stages: int, microbatches: int, pace: Pace) -> Cell:
+def emulated_cell(stages: int, microbatches: int, pace: Pace, **extent: int) -> Cell:
     """A cell whose layers sleep and compute next to nothing."""
-    return Cell(stages, microbatches, pace, sequence=1, samples=1, hidden=8)
+    return Cell(stages, microbatches, pace, sequence=1, samples=1, hidden=8, **extent)
 
 
 def microbatch(cell: Cell, number: int) -> Sample:
     """Micro-batch `number` of a run."""
     generator = torch.Generator().manual_seed(1000 + number % (DATA_BATCHES * cell.microbatches))
-    source, target = (torch.randn(cell.shape, generator=generator) for _ in range(2))
-    return source, target
+    shape = (cell.sequence, cell.samples, cell.hidden)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
 def microbatches(cell: Cell) -> Iterator[Sample]:
     """All micro-batches of a run, in order."""
-    data = [microbatch(cell, number) for number in range(DATA_BATCHES * cell.microbatches)]
-    while True:
-        yield from data
+    return cycle([microbatch(cell, number) for number in range(DATA_BATCHES * cell.microbatches)])
 
 
-class _Sleep(torch.autograd.Function):
-    """Identity that takes time in both directions."""
+class _Passing(torch.autograd.Function):
+    """One function of a tensor on the way forward, another of its gradient on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, forward_ms: float, backward_ms: float) -> torch.Tensor:
-        ctx.backward_ms = backward_ms
-        time.sleep(forward_ms / 1000)
-        return tensor.clone()
+    def forward(ctx: Any, tensor: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(ctx.backward_ms / 1000)
-        return gradients[0], None, None
+        return ctx.back(gradients[0]), None, None
 
 
-def sleeping(tensor: torch.Tensor, *, forward_ms: float, backward_ms: float) -> torch.Tensor:
-    """A copy of `tensor` that takes `forward_ms` now, and `backward_ms` when its gradient passes back."""
-    result: torch.Tensor = _Sleep.apply(tensor, forward_ms, backward_ms)  # type: ignore[no-untyped-call]
-    return result
+def _passing(tensor: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+    return _Passing.apply(tensor, there, back)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _slept(milliseconds: float, tensor: torch.Tensor) -> torch.Tensor:
+    time.sleep(milliseconds / 1000)
+    return tensor.clone()
+
+
+def _depart(tensor: torch.Tensor) -> torch.Tensor:
+    """A message with its time of departure in the last channel."""
+    stamped = tensor.clone()
+    stamped[..., -1] = time.monotonic() % _CLOCK_PERIOD
+    return stamped
+
+
+def _arrive(transfer_ms: float, tensor: torch.Tensor) -> torch.Tensor:
+    """The message, when the transfer is over."""
+    underway = (time.monotonic() - float(tensor.reshape(-1)[-1])) % _CLOCK_PERIOD
+    arrived = _slept(max(0.0, transfer_ms - 1000 * underway), tensor)
+    arrived[..., -1] = 0.0
+    return arrived
 
 
 class SleepingLayer(nn.Module):
@@ -136,8 +149,8 @@ class SleepingLayer(nn.Module):
         if self.awake:
             return torch.tanh(x * self.weight)
         weight_ms = self._half_ms if x.requires_grad else 2 * self._half_ms
-        x = sleeping(x, forward_ms=self._forward_ms, backward_ms=self._half_ms)
-        return torch.tanh(x * sleeping(self.weight, forward_ms=0.0, backward_ms=weight_ms))
+        x = _passing(x, partial(_slept, self._forward_ms), partial(_slept, self._half_ms))
+        return torch.tanh(x * _passing(self.weight, torch.clone, partial(_slept, weight_ms)))
 
 
 def make_piece(cell: Cell, index: int, rank: int = 0) -> nn.Module:
@@ -150,60 +163,28 @@ def make_piece(cell: Cell, index: int, rank: int = 0) -> nn.Module:
         return nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, norm_first=True, bias=False)
 
 
-class _Link(torch.autograd.Function):
-    """One end of an emulated link. The last channel of a message carries its time of departure."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, transfer_ms: float, incoming: bool) -> torch.Tensor:
-        ctx.transfer_ms, ctx.incoming = transfer_ms, incoming
-        return _arrive(tensor, transfer_ms) if incoming else _depart(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (gradient,) = gradients
-        return _depart(gradient) if ctx.incoming else _arrive(gradient, ctx.transfer_ms), None, None
-
-
-def _depart(tensor: torch.Tensor) -> torch.Tensor:
-    stamped = tensor.clone()
-    stamped[..., -1] = time.monotonic() % _CLOCK_PERIOD
-    return stamped
-
-
-def _arrive(tensor: torch.Tensor, transfer_ms: float) -> torch.Tensor:
-    underway = (time.monotonic() - float(tensor.reshape(-1)[-1])) % _CLOCK_PERIOD
-    time.sleep(max(0.0, transfer_ms / 1000 - underway))
-    arrived = tensor.clone()
-    arrived[..., -1] = 0.0
-    return arrived
-
-
 class Stage(nn.Module):
     """Consecutive pieces, with what Megatron's schedule functions ask of a model chunk.
 
     Args:
-        pieces: in order.
+        pieces: by number, in order.
         first, last: whether the stack begins or ends here.
-        config: Megatron's; None under torch.distributed.pipelining.
         links: transfer times in ms before and behind the stage; 0 for none.
+
+    Attributes:
+        config, model_type: Megatron's, where it runs the stage.
     """
 
+    config: Any = None
+    model_type: Any = None
     share_embeddings_and_output_weights = False
 
     def __init__(
-        self,
-        pieces: Sequence[nn.Module],
-        *,
-        first: bool,
-        last: bool,
-        config: Any = None,
-        model_type: Any = None,
-        links: tuple[float, float] = (0.0, 0.0),
+        self, pieces: Mapping[int, nn.Module], *, first: bool, last: bool, links: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         super().__init__()
-        self.pieces = nn.ModuleList(pieces)
-        self.pre_process, self.post_process, self.config, self.model_type = first, last, config, model_type
-        self.links = links
+        self.pieces = nn.ModuleDict({str(number): piece for number, piece in pieces.items()})
+        self.pre_process, self.post_process, self.links = first, last, links
         self.input_tensor: torch.Tensor | None = None
 
     def set_input_tensor(self, tensor: Any) -> None:
@@ -214,10 +195,10 @@ class Stage(nn.Module):
         assert x is not None
         before, behind = self.links
         if before:
-            x = _Link.apply(x, before, True)  # type: ignore[no-untyped-call]
-        for piece in self.pieces:
+            x = _passing(x, partial(_arrive, before), _depart)
+        for piece in self.pieces.values():
             x = piece(x)
-        return _Link.apply(x, behind, False) if behind else x  # type: ignore[no-untyped-call, no-any-return, return-value]
+        return _passing(x, _depart, partial(_arrive, behind)) if behind else x
 
 
 def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

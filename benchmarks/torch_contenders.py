@@ -10,17 +10,17 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
-from benchmarks import reference
+from benchmarks import contenders, reference
 from benchmarks.contenders import LIMIT, Contender, Factory, Placement, Refused, SynchronousContender
-from benchmarks.stack import DATA_BATCHES, Cell, Sample, mean_square, microbatch
+from benchmarks.stack import DATA_BATCHES, Cell, Sample, Stage, make_piece, mean_square, microbatch
 
 _SCHEDULES: dict[str, tuple[Any, Callable[[int], Placement]]] = {
-    "torch-gpipe": (schedules.ScheduleGPipe, Placement.straight),
-    "torch-1f1b": (schedules.Schedule1F1B, Placement.straight),
-    "torch-interleaved-1f1b": (schedules.ScheduleInterleaved1F1B, Placement.looped),
-    "torch-interleaved-zero-bubble": (schedules.ScheduleInterleavedZeroBubble, Placement.looped),
-    "torch-zbv": (schedules.ScheduleZBVZeroBubble, Placement.folded),
-    "torch-dualpipev": (schedules.ScheduleDualPipeV, Placement.folded),
+    "torch-gpipe": (schedules.ScheduleGPipe, contenders.straight),
+    "torch-1f1b": (schedules.Schedule1F1B, contenders.straight),
+    "torch-interleaved-1f1b": (schedules.ScheduleInterleaved1F1B, contenders.looped),
+    "torch-interleaved-zero-bubble": (schedules.ScheduleInterleavedZeroBubble, contenders.looped),
+    "torch-zbv": (schedules.ScheduleZBVZeroBubble, contenders.folded),
+    "torch-dualpipev": (schedules.ScheduleDualPipeV, contenders.folded),
 }
 
 
@@ -32,16 +32,13 @@ def factories() -> Mapping[str, Factory]:
 def _pipelined(name: str, cell: Cell, rank: int) -> Contender:
     schedule_class, place = _SCHEDULES[name]
     placement = place(cell.stages)
-    stages = {index: placement.build(cell, rank, index) for index in placement.of_rank(rank)}
-    example, with_gradient = (torch.empty(cell.shape, device="meta", requires_grad=grad) for grad in (False, True))
+    stages = contenders.build(cell, placement, rank)
+    example, with_gradient = microbatch(cell, 0)
+    with_gradient.requires_grad_()
+    count, device = len(placement), torch.device("cpu")
     parts = [
         pipelining.PipelineStage(
-            stage,
-            index,
-            len(placement.virtual),
-            torch.device("cpu"),
-            input_args=(example if index == 0 else with_gradient,),
-            output_args=(with_gradient,),
+            stage, index, count, device, (with_gradient if index else example,), output_args=(with_gradient,)
         )
         for index, stage in stages.items()
     ]
@@ -55,7 +52,7 @@ def _pipelined(name: str, cell: Cell, rank: int) -> Contender:
     except ValueError as error:
         raise Refused(str(error)) from error
     data = [_whole_batch(cell, batch) for batch in range(DATA_BATCHES)]
-    first, last = 0 in stages, len(placement.virtual) - 1 in stages
+    first, last = 0 in stages, count - 1 in stages
 
     def forward_and_backward(batch: int) -> None:
         source, target = data[batch % DATA_BATCHES]
@@ -63,7 +60,7 @@ def _pipelined(name: str, cell: Cell, rank: int) -> Contender:
         outputs = {"target": target, "losses": []} if last else {}
         schedule.step(*inputs, **outputs, return_outputs=False)
 
-    return SynchronousContender(placement.pieces(stages), [*stages.values()], forward_and_backward)
+    return SynchronousContender(stages.values(), forward_and_backward)
 
 
 def _whole_batch(cell: Cell, batch: int) -> Sample:
@@ -74,18 +71,18 @@ def _whole_batch(cell: Cell, batch: int) -> Sample:
 
 def limit(cell: Cell, rank: int) -> Contender:
     """Forwards, backwards, loss and optimizer steps of a rank, on what its neighbors would have sent."""
-    alone = Placement(tuple((rank, pieces) for _, pieces in Placement.straight(cell.stages).virtual))  # without links
-    stage = alone.build(cell, rank, rank)
-    boundaries = reference.boundaries(cell, rank, reference.CHECKED_BATCHES)
+    pieces = {number: make_piece(cell, number, rank) for number in (2 * rank, 2 * rank + 1)}
+    stage = Stage(pieces, first=rank == 0, last=rank == cell.stages - 1)
+    boundaries = reference.boundaries(cell, rank)
     targets = [microbatch(cell, number)[1] for number in range(DATA_BATCHES * cell.microbatches)]
 
     def forward_and_backward(batch: int) -> None:
-        for position, (source, gradient) in enumerate(boundaries[batch % len(boundaries)]):
+        for number in range(batch * cell.microbatches, (batch + 1) * cell.microbatches):
+            source, gradient = boundaries[number % len(boundaries)]
             output = stage(source.detach().requires_grad_(not stage.pre_process))
             if stage.post_process:
-                target = targets[(batch * cell.microbatches + position) % len(targets)]
-                (mean_square(output, target) / cell.microbatches).backward()
+                (mean_square(output, targets[number % len(targets)]) / cell.microbatches).backward()
             else:
                 output.backward(gradient)
 
-    return SynchronousContender(alone.pieces({rank: stage}), [stage], forward_and_backward)
+    return SynchronousContender([stage], forward_and_backward)

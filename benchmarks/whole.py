@@ -1,16 +1,36 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Speed of whole training runs, where the time of a batch goes, and how long a checkpoint stops the pipeline."""
+"""Whole training runs on two ranks: their speed, where the time of a batch goes, how long a checkpoint stops them."""
 
+import shlex
+import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import LIMIT
-from benchmarks.results import table
-from benchmarks.runs import MODELS, Effort, in_turns
-from benchmarks.turns import ratio, slowest
+from benchmarks.processes import Pool
+from benchmarks.results import ratio, slowest, table
 from megatron_async.schedules import StageCosts, make_schedule, simulate
+from tools.data.prepare import prepare_corpus
+
+STAGES = 2
+VOCABULARY = 5120
+"""The quick start's."""
+
+BASE = f"""--device cpu --pipeline-model-parallel-size {STAGES} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
+    --lr-warmup-iters 2 --weight-decay 0.1 --eval-interval 100000 --eval-iters 0 --log-interval 1"""
+MODELS: Mapping[str, tuple[str, int]] = {
+    # The quick start's split: the head costs about as much as the two layers that the last stage has fewer.
+    "tiny": ("--model tiny --decoder-first-pipeline-num-layers 5", 16),
+    "moe-10b-hybrid-mini": ("--model moe-10b-hybrid-mini", 8),
+}
+"""Arguments of each model with its split into stages, and its micro-batch size."""
+
+_FILL, _DRAIN = 3, 2
+"""Batches that fill and drain the pipe and do not count."""
 
 _2BW, _EF = "--pipeline-schedule 2bw", "--pipeline-schedule 2bw --staleness-correction error-feedback"
 _CLIP, _NO_CLIP, _LOGS = "--clip-grad 1.0", "--clip-grad 0", "--metrics-file LOG.jsonl --tensorboard-dir LOG"
@@ -32,6 +52,7 @@ FEATURES = {
 }
 """Single features, for the first model and 2 micro-batches."""
 
+_PARTS = ("forwards", "backwards", "update")
 SHARE_OF_BOUND = 0.97
 """Least share of the bound on the gain over 1F1B."""
 
@@ -39,42 +60,67 @@ ABOVE_LIMIT = 1.05
 """Largest ratio to compute alone."""
 
 
-def measure(effort: Effort) -> list[dict[str, Any]]:
-    """A row for each model and number of micro-batches."""
-    first = next(iter(MODELS))
-    cells = [(model, count) for model in MODELS for count in (2, 4)]
-    return [_row(*cell, COMPARISON | (FEATURES if cell == (first, 2) else {}), effort) for cell in cells]
+Ranks = Sequence[Sequence[tuple[Any, Any]]]
+"""By rank and turn of a run: the batches that count, and the stops for checkpoints; see `jobs.train`."""
 
 
-def _row(model: str, microbatches: int, variants: dict[str, str], effort: Effort) -> dict[str, Any]:
-    found = in_turns(model, variants, microbatches, effort)
-    times = {
-        name: [[[batch[0] for batch in batches] for batches, _ in turns] for turns in ranks]
-        for name, ranks in found.items()
-    }
-    costs = stage_costs([[batches for batches, _ in turns] for turns in found[LIMIT]], microbatches)
-    row = {
-        "model": model,
-        "microbatches": microbatches,
-        "runs": {name: summary(ranks) for name, ranks in found.items()},
-        "stages_ms": [asdict(stage) for stage in costs],
-        "speedup": ratio(times["1f1b"], times["2bw"])[0],
-        "bound": largest_speedup(costs, microbatches),
-        "ratio_to_limit": ratio(times["2bw"], times[LIMIT])[0],
-    }
-    return row | {"missed": missed(row)}
+def measure(rounds: int, batches: int, folder: Path) -> list[dict[str, Any]]:
+    """A row for each model and number of micro-batches.
+
+    Args:
+        rounds: turns of each run.
+        batches: batches of a turn that count.
+        folder: for data, logs and checkpoints.
+    """
+    rows: list[dict[str, Any]] = []
+    for model, microbatches in product(MODELS, (2, 4)):
+        variants = COMPARISON if rows else COMPARISON | FEATURES
+        found = _in_turns(model, microbatches, variants, rounds, batches, folder)
+        costs = stage_costs([[counted for counted, _ in turns] for turns in found[LIMIT]], microbatches)
+        row = {
+            "model": model,
+            "microbatches": microbatches,
+            "runs": {name: summary(ranks) for name, ranks in found.items()},
+            "stages_ms": [asdict(stage) for stage in costs],
+            "speedup": ratio(_times(found["1f1b"]), _times(found["2bw"]))[0],
+            "bound": largest_speedup(costs, microbatches),
+            "ratio_to_limit": ratio(_times(found["2bw"]), _times(found[LIMIT]))[0],
+        }
+        rows.append(row | {"missed": missed(row)})
+    return rows
 
 
-def summary(ranks: Sequence[Sequence[tuple[Any, Any]]]) -> dict[str, float]:
+def _in_turns(
+    model: str, microbatches: int, variants: Mapping[str, str], rounds: int, batches: int, folder: Path
+) -> Mapping[str, Ranks]:
+    """Train every variant in turns; LOG in its arguments stands for the path of the turn's files."""
+    found: dict[str, list[list[Any]]] = {name: [[] for _ in range(STAGES)] for name in variants}
+    data = prepare_corpus(folder / "corpus", vocab_size=VOCABULARY).megatron_arguments()
+    (arguments, size), count = MODELS[model], _FILL + batches + _DRAIN
+    sizes = f"--train-iters {count} --micro-batch-size {size} --global-batch-size {size * microbatches}"
+    trace = f"--trace-file LOG.trace --trace-batches {count}"
+    shutil.rmtree(folder / "logs", ignore_errors=True)
+    with Pool(pinned=True) as pool:
+        for turn, (number, (name, variant)) in product(range(rounds), enumerate(variants.items())):
+            log = shlex.quote(str(folder / "logs" / f"{number}-{turn}"))
+            job, more = ("alone", "") if name == LIMIT else ("train", trace)
+            line = [*shlex.split(f"{BASE} {arguments} {sizes} {more} {variant}".replace("LOG", log)), *data]
+            results = pool.run(f"benchmarks.jobs:{job}", line, ranks=STAGES, timeout=150 + 6 * batches)
+            for turns, (counted, stops) in zip(found[name], results, strict=True):
+                turns.append((counted[_FILL : _FILL + batches], stops))
+    return found
+
+
+def _times(ranks: Ranks) -> list[list[list[float]]]:
+    return [[[batch[0] for batch in batches] for batches, _ in turns] for turns in ranks]
+
+
+def summary(ranks: Ranks) -> dict[str, float]:
     """Milliseconds of a run on its slowest rank: medians of a batch, its parts and the stops for checkpoints."""
-    batch, quartiles = slowest([[[batch[0] for batch in batches] for batches, _ in turns] for turns in ranks])
+    batch, quartiles = slowest(_times(ranks))
     parts = max(_medians([batches for batches, _ in turns]) for turns in ranks)[1:]
-    found = {
-        "batch": batch,
-        "quartiles": quartiles,
-        **dict(zip(("forwards", "backwards", "update"), parts, strict=True)),
-    }
     stops = [stop for turns in ranks for _, stops in turns for stop in stops]
+    found = {"batch": batch, "quartiles": quartiles, **dict(zip(_PARTS, parts, strict=True))}
     return found | {"rest": batch - sum(parts), "stop": statistics.median(stops) if stops else 0.0}
 
 
@@ -100,9 +146,9 @@ def stage_costs(ranks: Sequence[Sequence[Sequence[tuple[float, ...]]]], microbat
     Args:
         ranks: compute alone by rank, turn and batch of M micro-batches, see `jobs.Batch`.
     """
-    medians = [_medians(turns)[1:] for turns in ranks]
     return [
-        StageCosts(forwards / microbatches, backwards / microbatches, update) for forwards, backwards, update in medians
+        StageCosts(forwards / microbatches, backwards / microbatches, update)
+        for _, forwards, backwards, update in map(_medians, ranks)
     ]
 
 
@@ -123,11 +169,12 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     parts = []
     for row in rows:
         stages = [" + ".join(f"{time:.0f}" for time in stage.values()) for stage in row["stages_ms"]]
-        parts.append(
-            f"**{row['model']}, M = {row['microbatches']}**: 2bw is {row['speedup']:.2f} times as fast as Megatron's "
-            f"1f1b (bound: {row['bound']:.2f}) and takes {row['ratio_to_limit']:.2f} times compute alone. Forward, "
-            f"backward and update of each stage take {' and '.join(stages)} ms. Milliseconds of a batch:\n"
-        )
+        sentence = (
+            "**{model}, M = {microbatches}**: 2bw is {speedup:.2f} times as fast as Megatron's 1f1b, with a bound of "
+            "{bound:.2f}, and takes {ratio_to_limit:.2f} times compute alone. "
+        ).format(**row)
+        costs = f"Forward, backward and update of each stage take {' and '.join(stages)} ms."
+        parts.append(f"{sentence}{costs} Milliseconds of a batch:\n")
         lines = [[name, *(f"{time:.1f}" for time in times.values())] for name, times in row["runs"].items()]
         parts.append(table(["run", *row["runs"][LIMIT]], lines))
     return "\n".join(parts)

@@ -7,7 +7,6 @@ python tools/benchmark_gpu.py --json runs/benchmarks/gpu.json
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,23 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import results
 from megatron_async import platform
-from megatron_async.files import write_atomically
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    results.add_options(parser)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--layers", type=int, default=8, help="layers of the stage (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, help="width (default: 4096 on a GPU, 64 on a CPU)")
-    parser.add_argument("--tokens", type=int, help="of a micro-batch (default: 8192 on a GPU, 64 on a CPU)")
-    parser.add_argument("--repeats", type=int, default=20, help="timed repetitions (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no usable GPU; --device cpu only shows that the steps run")
-    options.hidden = options.hidden or (4096 if options.device == "cuda" else 64)
-    options.tokens = options.tokens or (8192 if options.device == "cuda" else 64)
-    return options
 
 
 def timed(action: Callable[[], object], device: str, repeats: int) -> dict[str, float]:
@@ -95,19 +77,23 @@ def steps(options: argparse.Namespace) -> Mapping[str, Callable[[], object]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
-    options = parse(arguments)
+    parser = results.make_parser(__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the stage (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed repetitions (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no usable GPU; --device cpu only shows that the steps run")
+    options.hidden, options.tokens = (4096, 8192) if options.device == "cuda" else (64, 64)
     platform.activate(options.device)
     torch.set_float32_matmul_precision("medium")
     used = results.machine()
     used["device"] = torch.cuda.get_device_name(0) if options.device == "cuda" else None
     times = {name: timed(action, options.device, options.repeats) for name, action in steps(options).items()}
     settings = {key: getattr(options, key) for key in ("layers", "hidden", "tokens")}
-    write_atomically(options.json, json.dumps({"machine": used, **settings, "times": times}, indent=1) + "\n")
     lines = [[name, f"{found['ms']:.3f}", f"{found['host_ms']:.3f}"] for name, found in times.items()]
     text = results.table(["step", "ms", "host free after, ms"], lines)
-    sys.stdout.write(text)
-    if options.results:
-        results.write(options.results, used, "Steps of a stage", text)
+    results.publish(options, used, "Steps of a stage", text, settings | {"times": times})
     return 0
 
 

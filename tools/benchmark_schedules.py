@@ -9,7 +9,6 @@ See docs/measurements.md.
 """
 
 import argparse
-import json
 import math
 import sys
 from dataclasses import replace
@@ -19,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import results, schedule_tables, schedules
 from benchmarks.stack import Pace
-from megatron_async.files import write_atomically
 from megatron_async.schedules import SCHEDULES, schedule_problems
 from tools.report import save_figure
 
@@ -35,8 +33,7 @@ def _pace(text: str) -> Pace:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    results.add_options(parser)
+    parser = results.make_parser(__doc__)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="picture, PNG or SVG by its suffix")
     sizes = "a few minutes, about twenty minutes or an hour and a half on two cores"
     parser.add_argument("--cells", choices=schedules.EXTENTS, default="default", help=sizes)
@@ -51,8 +48,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: give at least 1")
     options.settings = [
-        (cell, replace(effort, rounds=options.rounds or effort.rounds))
-        for cell, effort in schedules.cells(options.cells, options.emulate_compute_ms)
+        replace(cell, rounds=options.rounds or cell.rounds)
+        for cell in schedules.cells(options.cells, options.emulate_compute_ms)
         if cell.stages in (options.stages or [cell.stages])
         and cell.microbatches in (options.microbatches or [cell.microbatches])
         and cell.compute in (options.compute or cell.compute)
@@ -68,20 +65,17 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = {schedules.LIMIT, *(options.contenders or schedules.CONTENDERS)}
     names, used = [name for name in schedules.CONTENDERS if name in wanted], results.machine()
     rows, absent = schedules.measure(options.settings, names)
-    write_atomically(options.json, json.dumps({"machine": used, "rows": rows, "absent": absent}, indent=1) + "\n")
-    if options.results:
-        results.write(options.results, used, "Schedules", schedule_tables.tables(rows, absent))
+    text = schedule_tables.tables(rows, absent)
+    results.publish(options, used, "Schedules", text, {"rows": rows, "absent": absent})
     if options.figure:
         save_figure(schedule_tables.figure(rows), options.figure)
-    failed = [row for row in absent if row["contender"] in SCHEDULES and not _expected(row)]
-    for row in failed:
-        sys.stderr.write("{contender} P={stages} M={microbatches} {setting}: {reason}\n".format(**row))
-    return 1 if failed else 0
-
-
-def _expected(row: dict) -> bool:
-    """Whether the schedule is known not to run with so many micro-batches."""
-    return bool(schedule_problems(row["contender"], stages=row["stages"], microbatches=row["microbatches"], batches=2))
+    missed = False
+    for row in absent:
+        name, place = row["contender"], {"stages": row["stages"], "microbatches": row["microbatches"]}
+        if name in SCHEDULES and not schedule_problems(name, **place, batches=2):  # it should run in this cell
+            missed = True
+            sys.stderr.write("{contender} P={stages} M={microbatches} {setting}: {reason}\n".format(**row))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

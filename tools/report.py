@@ -1,43 +1,44 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Reads what runs write (metrics files, Chrome traces) and turns it into numbers and pictures."""
+"""Reads the metrics files and traces of runs; summaries and pictures of them."""
 
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from megatron_async import files
+from megatron_async.schedules.figure import Span, draw
 
 Row = Mapping[str, Any]
 
 WARMUP_ITERATIONS = 10
-"""Iterations left out of timings: the first pay for allocations, and a delayed pipeline is still filling."""
+"""Iterations left out of timings: the first ones allocate memory and fill the pipeline."""
 
 SMOOTHING = 0.8
-"""Weight of the past in the smoothed loss: about five iterations count."""
+"""Weight of the past in the smoothed loss."""
 
 _RUN_COLORS = ("#4c566a", "#d08770", "#2e7d6b", "#5e81ac", "#b48ead", "#a3791b")
-_KIND_COLORS = {"F": "#7aa6d8", "B": "#e8b06a", "U": "#6bb38a"}
-_KIND_NAMES = {"F": "forward", "B": "backward", "U": "update"}
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One metrics file, rows in the order of the file."""
+    """One metrics file, rows in the order of the file.
+
+    Attributes:
+        config: resolved arguments and versions; empty until the run has written them.
+        training: one row per completed batch, with at least `iteration` and `lm_loss`.
+        validation: one row per evaluation: `iteration`, `valid_loss`.
+    """
 
     config: Row
-    """Resolved arguments and versions; empty if the run has not written them yet."""
     training: tuple[Row, ...]
-    """One row per completed batch; has at least `iteration` and `lm_loss`."""
     validation: tuple[Row, ...]
-    """One row per evaluation: `iteration`, `valid_loss`."""
 
     def losses(self) -> tuple[list[int], list[float]]:
         """Iterations and training losses (nats per token)."""
@@ -47,32 +48,17 @@ class Metrics:
         """Iterations and validation losses (nats per token)."""
         return [row["iteration"] for row in self.validation], [row["valid_loss"] for row in self.validation]
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One box of a pipeline timeline; times in milliseconds."""
-
-    stage: int
-    kind: str
-    """F, B or U."""
-    batch: int
-    microbatch: int | None
-    start: float
-    duration: float
-
-    @property
-    def end(self) -> float:
-        return self.start + self.duration
+    def seconds(self) -> dict[int, float]:
+        """Seconds of training until each iteration was complete, without evaluations and saves."""
+        times = accumulate(row["iteration_ms"] / 1e3 for row in self.training)
+        return dict(zip(self.losses()[0], times, strict=True))
 
 
 def parse_metrics(text: str, source: str = "metrics") -> Metrics:
-    """Sorts the lines of a metrics file into rows.
-
-    A last line without its newline is still being written and is left out.
+    """Sort the lines of a metrics file into rows. A last line without its newline is left out: it is being written.
 
     Raises:
-        ValueError: a complete line is no JSON object, or is of no known kind; the message has `source` and
-            the line's number.
+        ValueError: a complete line is no JSON object, or of no known kind; names `source` and the line.
     """
     config: Row = {}
     training: list[Row] = []
@@ -93,11 +79,11 @@ def parse_metrics(text: str, source: str = "metrics") -> Metrics:
 
 
 def read_metrics(path: Path | str) -> Metrics:
-    """A metrics file as it is now, of a finished run or one that is still writing.
+    """The metrics file of a run, finished or not.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: as `parse_metrics`.
+        ValueError: see `parse_metrics`.
     """
     return parse_metrics(Path(path).read_text(encoding="utf-8"), str(path))
 
@@ -106,7 +92,7 @@ def median_ms(metrics: Metrics, warmup: int = WARMUP_ITERATIONS) -> float:
     """Median time of a batch in milliseconds, without the first `warmup` iterations (half of a shorter run).
 
     Raises:
-        ValueError: the file holds no training row.
+        ValueError: the file has no training row.
     """
     if not metrics.training:
         raise ValueError("no training rows: the run completed no batch, so it has no time per batch")
@@ -118,7 +104,7 @@ def final_valid_loss(metrics: Metrics) -> float:
     """Loss of the last evaluation, in nats per token.
 
     Raises:
-        ValueError: the file holds no validation row.
+        ValueError: the file has no validation row.
     """
     if not metrics.validation:
         raise ValueError("no validation rows: the run made no evaluation (see --eval-interval and --eval-iters)")
@@ -128,7 +114,7 @@ def final_valid_loss(metrics: Metrics) -> float:
 def summary(
     runs: Mapping[str, Metrics], *, stages: int, microbatches: int, warmup: int = WARMUP_ITERATIONS
 ) -> dict[str, Any]:
-    """The content of `summary.json`: for each run its time per batch (ms, median) and validation loss."""
+    """The content of `summary.json`: median time per batch (ms) and validation loss of each run."""
     return {
         "runs": {
             name: {"ms_per_batch": median_ms(metrics, warmup), "valid_loss": final_valid_loss(metrics)}
@@ -169,16 +155,9 @@ def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, li
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a picture atomically; the file's suffix (.png, .svg, .pdf) chooses the format."""
+    """Write a picture atomically; the suffix (.png, .svg, .pdf) chooses the format."""
     with files.replacing(path) as partial:
         figure.savefig(partial, dpi=160)
-
-
-def _figure(width: float, height: float) -> Figure:
-    """An empty picture (size in inches) without pyplot, whose state is global and wants a display."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _tidy(axes: Axes) -> None:
@@ -188,20 +167,25 @@ def _tidy(axes: Axes) -> None:
 
 
 def loss_figure(runs: Mapping[str, Metrics], title: str = "Loss") -> Figure:
-    """Training loss of each run (faint, with its moving average) and its validation points."""
-    figure = _figure(8.0, 4.8)
-    axes = figure.add_subplot()
+    """Training loss (faint, with its moving average) and validation loss, against batches and against training time."""
+    figure = Figure(figsize=(11.0, 4.8), layout="constrained")
+    by_batch, by_time = figure.subplots(1, 2, sharey=True)
     for index, (name, metrics) in enumerate(runs.items()):
-        color = _RUN_COLORS[index % len(_RUN_COLORS)]
+        color, seconds = _RUN_COLORS[index % len(_RUN_COLORS)], metrics.seconds()
         iterations, losses = metrics.losses()
-        axes.plot(iterations, losses, color=color, alpha=0.2, linewidth=0.8)
-        axes.plot(iterations, smoothed(losses), color=color, linewidth=1.6, label=name)
-        points, values = metrics.validation_losses()
-        axes.plot(points, values, "o", color=color, markersize=6, markeredgecolor="white")
-    axes.plot([], [], "o", color="#4c566a", markeredgecolor="white", label="validation")
-    axes.set(xlabel="iteration (batches)", ylabel="loss (nats per token)", title=title)
-    _tidy(axes)
-    axes.legend(frameon=False)
+        evaluated, values = metrics.validation_losses()
+        for axes, place in ((by_batch, {step: float(step) for step in seconds}), (by_time, seconds)):
+            steps = [place[step] for step in iterations]
+            axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.8)
+            axes.plot(steps, smoothed(losses), color=color, linewidth=1.6, label=name)
+            points = [(place[step], value) for step, value in zip(evaluated, values, strict=True) if step in place]
+            axes.plot(*zip(*points, strict=True) if points else ([], []), "o", color=color, markeredgecolor="white")
+    by_batch.plot([], [], "o", color=_RUN_COLORS[0], markeredgecolor="white", label="validation")
+    by_batch.set(xlabel="iteration (batches)", ylabel="loss (nats per token)", title=title)
+    by_time.set(xlabel="training time (s)", title="the same against time")
+    _tidy(by_batch)
+    _tidy(by_time)
+    by_batch.legend(frameon=False)
     return figure
 
 
@@ -212,17 +196,13 @@ def gap_figure(runs: Mapping[str, Metrics], reference: str) -> Figure:
         ValueError: `reference` is none of the runs.
     """
     gaps = validation_gaps(runs, reference)
-    figure = _figure(8.0, 4.2)
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(0.0, color="#4c566a", linewidth=1.0)
     for index, (name, points) in enumerate(gaps.items(), start=1):
         color = _RUN_COLORS[index % len(_RUN_COLORS)]
         axes.plot([i for i, _ in points], [g for _, g in points], "o-", color=color, markersize=4, label=name)
-    axes.set(
-        xlabel="iteration (batches)",
-        ylabel="gap (nats per token)",
-        title=f"Validation loss minus {reference}",
-    )
+    axes.set(xlabel="iteration (batches)", ylabel="gap (nats per token)", title=f"Validation loss minus {reference}")
     _tidy(axes)
     if gaps:
         axes.legend(frameon=False)
@@ -230,39 +210,35 @@ def gap_figure(runs: Mapping[str, Metrics], reference: str) -> Figure:
 
 
 def read_trace(path: Path | str) -> tuple[Span, ...]:
-    """The computing boxes (F, B, U) of a pipeline timeline in Chrome's trace format, ordered by start.
+    """Forwards, backwards and updates of a run's trace file, ordered by start; times in milliseconds.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file holds no such box.
+        ValueError: the file has no such span.
     """
-    events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
-    spans = [
-        Span(
-            stage=event["tid"],
-            kind=event["args"]["kind"],
-            batch=event["args"]["batch"],
-            microbatch=event["args"].get("microbatch"),
-            start=event["ts"] / 1000,
-            duration=event["dur"] / 1000,
-        )
-        for event in events
-        if event.get("ph") == "X" and event.get("args", {}).get("kind") in _KIND_COLORS
-    ]
+    spans = []
+    for event in json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]:
+        labels = event.get("args", {})
+        if event.get("ph") == "X" and labels.get("kind") in ("F", "B", "U"):
+            number = labels.get("microbatch", labels["batch"])
+            start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
+            spans.append(
+                Span(event["tid"], labels["kind"], labels["batch"], number, start, end, labels.get("chunk", 0))
+            )
     if not spans:
         raise ValueError(f"{path}: no forward, backward or update in the trace")
     return tuple(sorted(spans, key=lambda span: span.start))
 
 
 def steady_window(spans: Sequence[Span], batches: int) -> tuple[float, float]:
-    """Start and end (ms) of `batches` batches from the middle of a trace, away from filling and draining.
+    """Start and end of `batches` batches from the middle of a trace, away from filling and draining.
 
-    Measured on stage 0 from the first forward of one batch to the first forward `batches` batches later, so
-    in the steady state it is a whole number of periods whatever the schedule. A shorter trace is taken whole.
+    From the first forward of a batch on stage 0 to the first forward `batches` batches later: whole periods, under
+    every schedule. A shorter trace is taken whole.
     """
     starts: dict[int, float] = {}
     for span in spans:
-        if span.stage == 0 and span.kind == "F":
+        if span.rank == 0 and span.kind == "F":
             starts[span.batch] = min(span.start, starts.get(span.batch, span.start))
     ordered = sorted(starts)
     if len(ordered) <= batches + 1:
@@ -272,10 +248,10 @@ def steady_window(spans: Sequence[Span], batches: int) -> tuple[float, float]:
 
 
 def idle_share(spans: Sequence[Span], stage: int, window: tuple[float, float]) -> float:
-    """Share of the window (start, end in ms) in which the stage computes nothing; 0 to 1."""
+    """Share of the window in which the stage computes nothing; 0 to 1."""
     start, end = window
     busy, reached = 0.0, start
-    for span in sorted((span for span in spans if span.stage == stage), key=lambda span: span.start):
+    for span in sorted((span for span in spans if span.rank == stage), key=lambda span: span.start):
         left, right = max(span.start, reached), min(span.end, end)
         if right > left:
             busy += right - left
@@ -284,46 +260,21 @@ def idle_share(spans: Sequence[Span], stage: int, window: tuple[float, float]) -
 
 
 def timeline_figure(traces: Mapping[str, Sequence[Span]], batches: int = 3) -> Figure:
-    """What each stage computes over some batches of the steady state; a panel per trace, one time scale."""
+    """The compute of each stage over some batches of the steady state; a panel per trace, one time scale."""
     windows = {name: steady_window(spans, batches) for name, spans in traces.items()}
-    width = max(end - start for start, end in windows.values())
-    stages = max(span.stage for spans in traces.values() for span in spans) + 1
-    figure = _figure(10.0, 0.9 + len(traces) * (0.7 + 0.55 * stages))
+    length = max(end - start for start, end in windows.values())
+    stages = range(max(span.rank for spans in traces.values() for span in spans) + 1)
+    width, height = 10.0, 0.9 + len(traces) * (0.7 + 0.55 * len(stages))
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(len(traces), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, spans) in zip(panels, traces.items(), strict=True):
-        _draw_timeline(axes, spans, windows[name], width)
-        period = (windows[name][1] - windows[name][0]) / batches
-        axes.set_title(f"{name}: {period:.0f} ms per batch", loc="left", fontsize=10)
-    panels[-1].set_xlabel("time (ms); numbers are micro-batches, light and dark shades alternate by batch")
-    handles = [Patch(color=color, label=_KIND_NAMES[kind]) for kind, color in _KIND_COLORS.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
+        start, end = windows[name]
+        inside = [span for span in spans if start < span.end and span.start < start + length]
+        axes.set_xlim(0.0, length)
+        rows = [f"stage {stage}\nidle {idle_share(spans, stage, (start, end)):.0%}" for stage in stages]
+        shifted = [replace(span, start=span.start - start, end=span.end - start) for span in inside]
+        draw(axes, shifted, rows, width - 1.0)
+        axes.set_title(f"{name}: {(end - start) / batches:.0f} ms per batch", loc="left", fontsize=10)
+    panels[-1].set_xlabel("time (ms); one color per batch, numbers are micro-batches")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False)
     return figure
-
-
-def _draw_timeline(axes: Axes, spans: Sequence[Span], window: tuple[float, float], width: float) -> None:
-    """Draws the spans of the first `width` ms from the window's start; labels boxes that are wide enough."""
-    origin = window[0]
-    stages = sorted({span.stage for span in spans})
-    for span in spans:
-        if span.end <= origin or span.start >= origin + width:
-            continue
-        left, right = max(span.start - origin, 0.0), min(span.end - origin, width)
-        axes.barh(
-            span.stage,
-            right - left,
-            left=left,
-            height=0.8,
-            color=_KIND_COLORS[span.kind],
-            alpha=1.0 if span.batch % 2 else 0.65,
-            edgecolor="white",
-            linewidth=0.6,
-        )
-        if span.microbatch is not None and right - left > width / 60:
-            label = str(span.microbatch)
-            axes.text((left + right) / 2, span.stage, label, ha="center", va="center", fontsize=7)
-    idle = [f"stage {stage}\nidle {idle_share(spans, stage, window):.0%}" for stage in stages]
-    axes.set_yticks(stages, idle, fontsize=8)
-    axes.set_xlim(0.0, width)
-    axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)

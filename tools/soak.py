@@ -1,14 +1,15 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Kills a run again and again at random moments and checks that nothing is lost.
+"""Kill a run again and again at random moments, and check that nothing is lost.
 
     python tools/soak.py --kills 50        (or: make soak N=50)
 
-A small delayed run on two CPU processes (2BW, error feedback, Muon, dropout, a checkpoint every few batches) is
-killed with SIGKILL, one rank or all of them, and started again with the same command line until it is complete. Then
-its last checkpoint, tensor by tensor, and its metrics file must equal those of a run that nobody disturbed, bit by
-bit. Runs follow one another until there have been enough kills. The last line is one JSON object; exit status 1 if
-anything differed. A survivor that does not end by itself is ended as torchrun would; that is counted: it happens when
-rank 0 is killed before the ranks have met, since torch goes on looking for it.
+The run: 2BW with error feedback, Muon and dropout on two CPU processes, a checkpoint every few batches. SIGKILL ends
+one rank or both; the same command line starts the run again, until it is complete. Its last checkpoint and its metrics
+file must be bit-identical to those of an undisturbed run. Further runs follow until there were enough kills. The last
+line is one JSON object; the exit status is 1 if anything differed.
+
+A surviving rank that does not end by itself is ended as torchrun would, and counted: if rank 0 is killed before the
+ranks have met, torch goes on looking for it.
 """
 
 import argparse
@@ -38,7 +39,7 @@ RECIPE = (
     "--staleness-correction error-feedback --pipeline-schedule 2bw --pipeline-model-parallel-size 2 "
     "--distributed-timeout-minutes 1 --keep-last 2"
 )
-# A launcher ends the survivors of a killed rank when they have not ended by themselves for so long, as torchrun does.
+# Seconds after which survivors of a killed rank are ended, as torchrun does.
 _END_SECONDS = 30.0
 
 
@@ -59,7 +60,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Plan:
-    """So many kills, until then; each at a random moment of the time that an undisturbed run takes."""
+    """Number of kills and deadline; each kill comes at a random moment of an undisturbed run's duration."""
 
     kills: int
     deadline: float
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> int:
 
 
 def _disturb(run: "Run", expected: Any, plan: "Plan", summary: Summary) -> None:
-    """One run from its first batch to its last, killed on the way."""
+    """Complete one run, with kills on the way."""
     while True:
         summary.starts += 1
         ranks = run.start()
@@ -171,10 +172,9 @@ class Run:
         ]
 
     def start(self) -> Ranks:
-        context, port = processes.context(), processes.free_port()
         started = [
-            context.Process(target=_rank, args=(processes.environment(rank, 2, port), self._argv, self._folder))
-            for rank in (0, 1)
+            processes.context().Process(target=_rank, args=(environment, self._argv, self._folder))
+            for environment in processes.environments(2)
         ]
         for process in started:
             process.start()

@@ -1,15 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Trains one small model three times on two CPU processes: 1F1B, 2BW, 2BW with error feedback.
+"""Train one small model three times on two CPU processes: 1F1B, 2BW, 2BW with error feedback.
 
-Writes a folder (default runs/quickstart) with the runs' metrics, summary.json and pictures. Needs no GPU and
-no network: the text comes with Python.
+Writes metrics, summary.json and pictures to a folder (default: runs/quickstart). Needs no GPU and no network: the text
+is the source of Python's standard library.
 """
 
 import argparse
 import json
 import logging
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -19,7 +18,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-import megatron_async
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tools/ is not installed
 
 from megatron_async.files import write_atomically
+from megatron_async.training import provenance
 from tools import report
 from tools.data.prepare import CorpusPaths, prepare_corpus
 
@@ -93,15 +90,15 @@ class RunFiles:
         return self.folder / "log.txt"
 
     def clear(self) -> None:
-        """Removes what an earlier quick start left, since runs add to an existing metrics file."""
+        """Remove the files of an earlier quick start."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in (self.metrics, self.trace, self.log):
             path.unlink(missing_ok=True)
 
 
 def training_command(name: str, files: RunFiles, *, model: str, iterations: int, corpus: CorpusPaths) -> list[str]:
-    """The command of one run, as a user would type it with `torchrun` for the first three words."""
-    # Evaluations end with the last batch, so that the reported loss is the trained model's.
+    """The command of one run."""
+    # The last evaluation follows the last batch.
     interval = EVAL_INTERVAL if iterations % EVAL_INTERVAL == 0 else iterations
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
     command += ["-m", "megatron_async.pretrain", "--model", model]
@@ -116,13 +113,13 @@ def training_command(name: str, files: RunFiles, *, model: str, iterations: int,
 
 
 def training_environment() -> dict[str, str]:
-    """One compute thread per stage: two stages that share the cores' threads would time each other's."""
+    """One compute thread per stage, so that stages do not slow each other down."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
 def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the command with its output in the log; leaving the block ends it, and through it its workers."""
+    """Run the command with its output in the log; leaving the block ends it and its workers."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=training_environment()
@@ -151,7 +148,7 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 def run_training(
     name: str, command: Sequence[str], files: RunFiles, iterations: int, console: Console
 ) -> report.Metrics:
-    """Runs one training to its end, with a progress bar on a terminal.
+    """Run one training to its end, with a progress bar on a terminal.
 
     Raises:
         RunFailed: the command failed, or ended without all its batches and an evaluation.
@@ -204,27 +201,14 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def machine() -> dict[str, Any]:
-    """What the timings depend on, without the machine's name."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"system": platform.system(), "architecture": platform.machine(), "usable_cores": usable}
-
-
-def versions() -> dict[str, str]:
-    """Versions that the numbers depend on."""
-    packages = ("torch", "megatron-core", "emerging-optimizers")
-    own = {"megatron_async": megatron_async.__version__, "python": platform.python_version()}
-    return own | {package: version(package) for package in packages}
-
-
 def write_results(
     output: Path, metrics: Mapping[str, report.Metrics], commands: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Writes summary.json and the pictures; returns the summary."""
+    """Write summary.json and the pictures; return the summary."""
     summary = report.summary(metrics, stages=STAGES, microbatches=MICROBATCHES)
     extra = {
-        "machine": machine(),
-        "versions": versions(),
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
         "command": {name: shlex.join(command) for name, command in commands.items()},
     }
     write_atomically(output / "summary.json", json.dumps(summary | extra, indent=2) + "\n")
@@ -279,6 +263,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Ends like an interrupt from the keyboard, so that the run under way ends too.
+    # Handle SIGTERM like an interrupt from the keyboard, so that the current run ends too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from benchmarks import runs
+from benchmarks import whole
 from tools import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,8 +154,8 @@ def test_read_trace_keeps_compute_in_milliseconds(tmp_path: Path) -> None:
     spans = report.read_trace(write_trace(tmp_path / "trace.json", 3))
     assert len(spans) == 2 * 3 * 5
     first = spans[0]
-    assert (first.kind, first.batch, first.microbatch, first.start, first.end) == ("F", 0, 0, 0.0, 10.0)
-    assert {span.microbatch for span in spans if span.kind == "U"} == {None}
+    assert (first.kind, first.batch, first.number, first.start, first.end) == ("F", 0, 0, 0.0, 10.0)
+    assert [span.number for span in spans if span.kind == "U"] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_trace_without_compute_is_refused(tmp_path: Path) -> None:
@@ -174,17 +174,29 @@ def test_steady_window_is_a_whole_number_of_periods(tmp_path: Path) -> None:
 
 
 def test_idle_share_counts_overlapping_boxes_once() -> None:
-    spans = [report.Span(0, "F", 0, 0, 0.0, 6.0), report.Span(0, "U", 0, None, 4.0, 4.0)]
+    spans = [report.Span(0, "F", 0, 0, 0.0, 6.0), report.Span(0, "U", 0, 0, 4.0, 8.0)]
     assert report.idle_share(spans, 0, (0.0, 10.0)) == pytest.approx(0.2, abs=1e-12)
 
 
 def test_loss_figure_shows_every_run_and_its_units() -> None:
     figure = report.loss_figure({"1f1b": made_up_run(), "2bw": made_up_run(offset=0.2)})
-    (axes,) = figure.axes
+    axes, by_time = figure.axes
     assert "nats per token" in axes.get_ylabel()
+    assert "time (s)" in by_time.get_xlabel()
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["1f1b", "2bw", "validation"]
+
+
+def test_a_slower_run_takes_longer_in_the_panel_of_time() -> None:
+    """Its curve is the same against batches; against time it ends later."""
+    runs = {"1f1b": made_up_run(40, milliseconds=100.0), "2bw": made_up_run(40, milliseconds=50.0)}
+    by_batch, by_time = report.loss_figure(runs).axes
+    ends = [[line.get_xdata()[-1] for line in axes.lines if line.get_label() in runs] for axes in (by_batch, by_time)]
+    assert ends[0] == [40.0, 40.0]
+    # Ten slow batches, ten times as long as the other thirty.
+    assert ends[1] == pytest.approx([13.0, 6.5])
+    assert runs["2bw"].seconds()[11] == pytest.approx(5.05)
 
 
 def test_timeline_figure_has_a_panel_per_trace_on_one_time_scale(tmp_path: Path) -> None:
@@ -202,7 +214,7 @@ def test_timeline_figure_has_a_panel_per_trace_on_one_time_scale(tmp_path: Path)
 
 def test_pictures_are_whole_and_leave_no_partial_file(tmp_path: Path) -> None:
     report.save_figure(report.loss_figure({"a": made_up_run()}), tmp_path / "new" / "loss.png")
-    assert imread(tmp_path / "new" / "loss.png").shape[:2] == (768, 1280)
+    assert imread(tmp_path / "new" / "loss.png").shape[:2] == (768, 1760)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["loss.png"]
 
 
@@ -362,6 +374,6 @@ def test_plot_runs_names_the_problem(arguments: list[str], complaint: str, capsy
 
 
 def test_the_benchmark_measures_the_quick_start():
-    model = runs.MODELS["tiny"]
-    assert (runs.VOCABULARY, model.micro_batch_size) == (quickstart.VOCAB_SIZE, quickstart.MICRO_BATCH_SIZE)
-    assert quickstart.LAYOUTS["tiny"] in model.arguments
+    arguments, micro_batch_size = whole.MODELS["tiny"]
+    assert (whole.VOCABULARY, micro_batch_size) == (quickstart.VOCAB_SIZE, quickstart.MICRO_BATCH_SIZE)
+    assert quickstart.LAYOUTS["tiny"] in arguments

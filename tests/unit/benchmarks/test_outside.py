@@ -54,7 +54,7 @@ def test_private_names_are_found():
     assert private_names("self._own\nloop._steps.run()\nlist.__len__") == ["line 2: loop._steps"]
 
 
-@pytest.mark.parametrize("path", sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/*.py")]), ids=str)
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/**/*.py")]), ids=str)
 def test_benchmarks_and_tools_use_public_names(path: Path):
     assert private_names(path.read_text()) == []
 
@@ -87,6 +87,6 @@ def test_cells_are_chosen_by_size_and_compute():
         "--json x --cells full --stages 2 --microbatches 4 8 --compute emulated --emulate-compute-ms 30,60.5 --rounds 7"
     )
     settings = parse(line.split()).settings
-    assert {(cell.stages, cell.microbatches) for cell, _ in settings} == {(2, 4), (2, 8)}
-    assert {(cell.pace.forward_ms, cell.pace.backward_ms) for cell, _ in settings} == {(30.0, 60.5)}
-    assert {effort.rounds for _, effort in settings} == {7}
+    assert {(cell.stages, cell.microbatches) for cell in settings} == {(2, 4), (2, 8)}
+    assert {(cell.pace.forward_ms, cell.pace.backward_ms) for cell in settings} == {(30.0, 60.5)}
+    assert {cell.rounds for cell in settings} == {7}

@@ -5,27 +5,26 @@ import pytest
 import torch
 
 from benchmarks import reference, schedules, whole
-from benchmarks.contenders import Placement
+from benchmarks.contenders import build, folded, looped, pieces_of, straight
 from benchmarks.stack import Cell, Pace, emulated_cell, make_piece
 from megatron_async.schedules import StageCosts
 
 TINY = Cell(2, 2, sequence=4, samples=1, hidden=8)
 
 
-@pytest.mark.parametrize("place", [Placement.straight, Placement.looped, Placement.folded])
+@pytest.mark.parametrize("place", [straight, looped, folded])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_placements_hold_every_piece_once_and_in_order(place, stages):
     placement = place(stages)
-    assert [piece for _, pieces in placement.virtual for piece in pieces] == list(range(2 * stages))
+    assert [piece for _, pieces in placement for piece in pieces] == list(range(2 * stages))
     for rank in range(stages):
-        assert sum(len(placement.virtual[index][1]) for index in placement.of_rank(rank)) == 2
+        assert len(pieces_of(build(Cell(stages, 2, hidden=8), placement, rank).values())) == 2
 
 
 def test_links_join_ranks_and_nothing_else():
     cell = emulated_cell(2, 2, Pace(1.0, 2.0, transfer_ms=3.0))
-    folded = Placement.folded(2)
-    assert [folded.build(cell, 0, 0).links, folded.build(cell, 1, 1).links] == [(0.0, 3.0), (3.0, 0.0)]
-    assert [folded.build(cell, 1, 2).links, folded.build(cell, 0, 3).links] == [(0.0, 3.0), (3.0, 0.0)]
+    links = {index: stage.links for rank in (0, 1) for index, stage in build(cell, folded(2), rank).items()}
+    assert links == {0: (0.0, 3.0), 1: (3.0, 0.0), 2: (0.0, 3.0), 3: (3.0, 0.0)}
 
 
 @pytest.mark.parametrize("cell", [TINY, emulated_cell(2, 2, Pace(0.1, 0.1))])
@@ -49,9 +48,10 @@ def test_boundaries_give_a_rank_its_gradients():
     piece, whole = make_piece(TINY, 0), reference.trained(TINY, "torch-1f1b")
     first, second = make_piece(TINY, 0), make_piece(TINY, 1)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.05, momentum=0.9)
-    for batch in reference.boundaries(TINY, 0, reference.CHECKED_BATCHES):
+    seen = reference.boundaries(TINY, 0)
+    for batch in range(reference.CHECKED_BATCHES):
         optimizer.zero_grad()
-        for source, gradient in batch:
+        for source, gradient in seen[batch * TINY.microbatches : (batch + 1) * TINY.microbatches]:
             second(first(source)).backward(gradient)
         optimizer.step()
     assert reference.distance(first, whole[0], piece) < 1e-5
@@ -59,7 +59,7 @@ def test_boundaries_give_a_rank_its_gradients():
 
 def test_cells_have_unique_settings():
     for extent in schedules.EXTENTS:
-        cells = [(cell.stages, cell.microbatches, cell.setting) for cell, _ in schedules.cells(extent, Pace(40, 80))]
+        cells = [(cell.stages, cell.microbatches, cell.setting) for cell in schedules.cells(extent, Pace(40, 80))]
         assert len(set(cells)) == len(cells)
     assert {stages for stages, _, setting in cells if setting == "emulated"} == {2, 4, 8, 16}
 

@@ -3,8 +3,9 @@
 
 import pytest
 
+from benchmarks.cell import in_rounds
 from benchmarks.contenders import LIMIT
-from benchmarks.turns import in_rounds, ratio, slowest
+from benchmarks.results import ratio, slowest
 
 
 def rounds(names: list[str], count: int, *, each: bool) -> tuple[list[str], dict]:
