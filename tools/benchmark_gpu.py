@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no usable GPU; --device cpu only shows that the steps run")
     options.hidden, options.tokens = (4096, 8192) if options.device == "cuda" else (64, 64)
-    platform.activate(options.device)
+    platform.activate_or_exit(options.device)
     torch.set_float32_matmul_precision("medium")
     used = results.machine()
     used["device"] = torch.cuda.get_device_name(0) if options.device == "cuda" else None

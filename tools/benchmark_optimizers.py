@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.layers < 1 or options.turns < 1:
         parser.error("--layers and --turns must be at least 1")
-    platform.activate("cpu")
+    platform.activate_or_exit("cpu")
     torch.set_num_threads(1)
 
     from megatron_async.optim.registry import names

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 if something stands in the way; every reason is printed."""
     options = _parse(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    platform.activate("cpu")
+    platform.activate_or_exit("cpu")
     try:
         print(_export(options) if options.direction == "to-hf" else _import(options))
     except ValueError as error:

@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "optimizers.md"
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    platform.activate("cpu")
+    platform.activate_or_exit("cpu")
     from megatron_async.optim import listing
 
     begin, end = listing.MARKERS

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
     options = _parse(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    platform.activate("cpu")
+    platform.activate_or_exit("cpu")
     import torch
 
     from megatron_async.checkpoint import folder

@@ -146,7 +146,7 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     options.schedules = options.schedules or [value_of(run, "--pipeline-schedule") or "1f1b"]
     device = value_of(run, "--device") or "auto"
-    platform.activate(platform.choose(device)[0])
+    platform.activate_or_exit(platform.choose(device)[0])
     flops = None if options.tflops is None else options.tflops * 1e12
     experts = _has_experts(run)
     results = [

@@ -2,9 +2,11 @@
 """The device of a run: CUDA devices as Megatron-Core expects, or CPUs over gloo. Other packages are device-neutral."""
 
 import os
+import sys
+from pathlib import Path
 from typing import Literal
 
-from megatron_async.mcore import check_versions
+from megatron_async.mcore import UnsupportedVersion, check_versions
 from megatron_async.platform import cpu
 
 Device = Literal["cpu", "cuda"]
@@ -46,3 +48,12 @@ def activate(device: Device) -> None:
     from megatron_async.mcore import patches  # imports torch
 
     patches.install(device)
+
+
+def activate_or_exit(device: Device) -> None:
+    """`activate`, for tools: with an untested version, end the process with its message and status 2."""
+    try:
+        activate(device)
+    except UnsupportedVersion as unsupported:
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: {unsupported}\n")
+        raise SystemExit(2) from None

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Another minor version of Megatron-Core, or a newer emerging-optimizers, is refused before anything starts."""
 
+import runpy
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -64,6 +66,28 @@ def test_the_entry_point_names_all_of_them_and_ends_with_status_2(install, capsy
     written = capsys.readouterr()
     assert "megatron-core 0.20.1" in written.err and "emerging-optimizers 0.4.0" in written.err
     assert "nothing was started" in written.err and "Traceback" not in written.err and written.out == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "benchmark_gpu.py --device cpu --json x",
+        "benchmark_optimizers.py --json x",
+        "convert_checkpoint.py to-hf --load x --save y",
+        "document_optimizers.py",
+        "generate.py --load x --tokenizer y --prompt z",
+        "plan_run.py --devices 2 -- --model tiny --device cpu",
+    ],
+)
+def test_a_tool_ends_with_the_message_and_status_2(install, monkeypatch, capsys, line):
+    install(megatron_core="0.20.1")
+    tool, *words = line.split()
+    monkeypatch.setattr(sys, "argv", [tool, *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(Path(__file__).parents[3] / "tools" / tool), run_name="__main__")
+    assert ended.value.code == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"{tool}: megatron-core 0.20.1: ") and "Traceback" not in written
 
 
 def test_the_package_requires_the_tested_ranges():
