@@ -49,8 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems += _fixed_on_cpu(args)
     args.device, args.device_sentence = device, device_sentence
     args.optimizer_for = args.optimizer_for or []
-    chunks = schedule_of(args).chunks
-    if chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None:
+    chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout
+    if chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
         args.num_virtual_stages_per_pipeline_rank = chunks
     rank_from_environment(args)
     if args.dry_run:

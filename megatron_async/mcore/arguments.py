@@ -77,3 +77,11 @@ def decoder_layers_of(layout: str) -> int:
         AssertionError: a letter that Megatron does not know.
     """
     return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))
+
+
+def stages_of(layout: str) -> int | None:
+    """Pipeline stages in a `--pipeline-model-parallel-layout`, virtual ones included; None with an unknown letter."""
+    try:
+        return len(PipelineParallelLayerLayout.parse_str_to_list(layout))
+    except AssertionError:
+        return None

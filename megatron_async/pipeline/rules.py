@@ -5,6 +5,7 @@ import argparse
 import math
 from collections.abc import Iterator
 
+from megatron_async.mcore.arguments import stages_of
 from megatron_async.schedules import ScheduleDefinition
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
@@ -60,6 +61,13 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             "Change one of them, or give an uneven split (--decoder-first-pipeline-num-layers, "
             "--decoder-last-pipeline-num-layers or --pipeline-model-parallel-layout)."
         )
+    layout = args.pipeline_model_parallel_layout
+    if definition.delayed and layout is not None and (parts := stages_of(layout)) not in (None, chunks):
+        yield (
+            f"--pipeline-model-parallel-layout {layout} has {parts} parts. --pipeline-schedule {definition.name} needs "
+            f"{definition.chunks} for each of {stages} stages = {chunks}. Change the layout or "
+            "--pipeline-model-parallel-size."
+        )
     sizes = {
         "--tensor-model-parallel-size": args.tensor_model_parallel_size,
         "--pipeline-model-parallel-size": stages,
@@ -89,9 +97,8 @@ def _uneven(args: argparse.Namespace) -> bool:
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
     definition = schedule_of(args)
-    virtual = args.num_layers_per_virtual_pipeline_stage is not None or (
-        args.num_virtual_stages_per_pipeline_rank != (definition.chunks if definition.chunks > 1 else None)
-    )
+    own = definition.chunks if definition.chunks > 1 and args.pipeline_model_parallel_layout is None else None
+    virtual = args.num_layers_per_virtual_pipeline_stage is not None or args.num_virtual_stages_per_pipeline_rank != own
     balancing = args.moe_router_load_balancing_type
     rules = {
         "--fp16: its dynamic loss scale decides about a step after later forwards have run; use --bf16": args.fp16,

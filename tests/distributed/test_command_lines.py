@@ -23,6 +23,10 @@ WRONG = {
         "--pipeline-model-parallel-layout Ett|tL",
         ["--pipeline-model-parallel-layout Ett|tL", "3 decoder layers", "--num-layers is 4"],
     ),
+    "a layout without virtual stages under wpipe": (
+        "--pipeline-schedule wpipe --untie-embeddings-and-output-weights --pipeline-model-parallel-layout Ett|ttL",
+        ["1 problem", "Ett|ttL has 2 parts", "needs 2 for each of 2 stages = 4"],
+    ),
     "missing data": ("--data-path 1.0 /nowhere/corpus", ["/nowhere/corpus.bin"]),
     "fp16": ("--fp16", ["--fp16", "--bf16"]),
     "negative strength": (
@@ -82,3 +86,14 @@ def test_a_separate_process_ends_with_status_2():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 2
     assert "--fp16" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_wpipe_takes_its_virtual_stages_from_a_layout(pool):
+    arguments = (
+        "--pipeline-model-parallel-size 2 --pipeline-schedule wpipe --untie-embeddings-and-output-weights "
+        "--optimizer adam --train-iters 3"
+    ).split()
+    even = pool.run("tests.distributed.jobs:train", arguments, ranks=2)[-1]
+    layout = ["--pipeline-model-parallel-layout", "Et|t|t|tL"]
+    given = pool.run("tests.distributed.jobs:train", [*arguments, *layout], ranks=2)[-1]
+    assert len(given.losses) > 0 and given.losses == even.losses
