@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The device simulator: hand-computed cases, equality with `simulate`, speed of the policies, hangs."""
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -204,6 +205,17 @@ def test_every_policy_keeps_the_dependencies(name, policy, one_queue, stages, mi
 )
 def test_updates_are_hidden(name, factor, bar, policy, one_queue, stages) -> None:
     assert ratio(name, stages, factor * stages, policy, one_queue=one_queue) <= bar
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("policy", ["at-once", "when-known"])
+def test_any_update_that_fits_into_the_slack_is_hidden(seed, policy) -> None:
+    """The slack on stage 0 is one slot of 60 ms at M = P."""
+    draw = random.Random(seed).uniform
+    times = replace(TIMES, step=draw(2, 8), reduction=draw(2, 30), gather=draw(1, 12))
+    machine = Machine(norm=draw(0.2, 2), step_launches=round(draw(100, 700)))
+    result = simulate_device(make_schedule("2bw", 4, 4, LEAST_BATCHES), times, machine, POLICIES[policy])
+    assert result.batch_time == pytest.approx(result.limit, rel=1e-6)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(4, 4), (4, 8), (8, 8), (8, 16)])
