@@ -46,13 +46,19 @@ class Layout:
                 "send the fused projection to Adam (--optimizer-for)."
             )
 
+    @property
+    def ranks(self) -> int:
+        """Number of shards of each matrix."""
+        return 1 if self.shards is None else self.shards.size()
+
     def matrices(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Views of each matrix in a tensor that has the weight's rows; all axes but the last one are rows."""
-        if x.ndim == 3:
-            return x.unbind(0)
+        """Views of each fused matrix in a batch (batch, rows, columns) that has the weight's rows.
+
+        Shape: (batch, ..., columns); all axes between are rows.
+        """
         if not self.rows:
             return (x,)
-        return tuple(x.view(-1, sum(self.rows), x.size(-1)).split(list(self.rows), dim=1))
+        return tuple(x.view(len(x), -1, sum(self.rows), x.size(-1)).split(list(self.rows), dim=2))
 
     def total(self, value: Tensor) -> Tensor:
         """Sum of a value over the shards, in place."""
@@ -64,23 +70,32 @@ class Layout:
         """Average of a mean over the shards; the mean of each row is complete where the weight is cut by rows."""
         if self.shards is None or (of_rows and self.dim == 0):
             return value
-        return self.total(value) / self.shards.size()
+        return self.total(value) / self.ranks
 
     def apply(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The function of each whole matrix, or of the whole stack; returns this rank's part of the results."""
-        if not self.rows:
-            return self._gathered(function, x)
-        result = torch.empty_like(x)
-        for target, matrix in zip(self.matrices(result), self.matrices(x), strict=True):
-            target.copy_(self._gathered(function, matrix.reshape(-1, x.size(-1))).view(matrix.shape))
-        return result
+        """The function of whole matrices; returns this rank's part of the results. One collective.
 
-    def _gathered(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        Args:
+            function: of a batch of matrices (batch, rows, columns), in which each is treated by itself.
+            x: this rank's part of a batch of weights, (batch, rows, columns).
+        """
+        whole = self._gathered(x)
+        if self.rows:
+            result = torch.empty_like(whole)
+            for target, part in zip(self.matrices(result), self.matrices(whole), strict=True):
+                target.copy_(function(part.flatten(1, 2)).view(part.shape))
+        else:
+            result = function(whole)
         if self.shards is None:
-            return function(x)
-        parts = [torch.empty_like(x) for _ in range(self.shards.size())]
-        dist.all_gather(parts, x.contiguous(), group=self.shards)
-        return function(torch.cat(parts, dim=self.dim)).chunk(len(parts), dim=self.dim)[self.shards.rank()]
+            return result
+        return result.chunk(self.ranks, dim=self.dim + 1)[self.shards.rank()].contiguous()
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        if self.shards is None:
+            return x
+        parts = x.new_empty(self.ranks, *x.shape)
+        dist.all_gather_into_tensor(parts, x, group=self.shards)
+        return torch.cat(parts.unbind(0), dim=self.dim + 1)
 
 
 def layout_of(param: Tensor) -> Layout:

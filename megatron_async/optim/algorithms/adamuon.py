@@ -14,17 +14,17 @@ Links: https://arxiv.org/abs/2507.11005, https://github.com/Chongjie-Si/AdaMuon
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from megatron_async.optim.algorithms.batches import Batch
 from megatron_async.optim.algorithms.muon import NewtonSchulzHyperparameters
 from megatron_async.optim.algorithms.second_moment import SecondMomentMuon
 from megatron_async.optim.hyperparameters import DECAY, FLAG, epsilon, hyperparameter
 from megatron_async.optim.layout import Layout
 from megatron_async.optim.registry import OptimizerSpec, register
-from megatron_async.optim.state import State
+from megatron_async.optim.state import Group, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,8 @@ class AdaMuon(SecondMomentMuon):
     HYPERPARAMETERS = AdaMuonHyperparameters
     STATE: ClassVar[State] = {"momentum_buffer": "element", "moment2_buffer": "element"}
 
-    @torch.no_grad()
-    def orthogonalize(self, p: Tensor, grad: Tensor, **group: Any) -> Tensor:
-        return super().orthogonalize(p, grad.sign(), **group)
+    def direction(self, batch: Batch, group: Group) -> Tensor:
+        return super().direction(batch, group).sign_()
 
     def mean_square(self, update: Tensor, layout: Layout) -> Tensor:
         return update.square()

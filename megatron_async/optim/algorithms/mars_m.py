@@ -12,18 +12,16 @@ Learning rate: near AdamW's (the paper, E).
 Links: https://arxiv.org/abs/2510.21800, https://github.com/AGI-Arena/MARS
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
 
+from megatron_async.optim.algorithms.batches import Batch
 from megatron_async.optim.algorithms.mars import clip_to_unit_norm, reduce_variance
 from megatron_async.optim.algorithms.muon import Muon, ScaledHyperparameters
 from megatron_async.optim.hyperparameters import NON_NEGATIVE, hyperparameter
-from megatron_async.optim.layout import layout_of
 from megatron_async.optim.registry import OptimizerSpec, register
 from megatron_async.optim.state import Group, State
 
@@ -39,30 +37,15 @@ class MarsM(Muon):
     HYPERPARAMETERS = MarsMHyperparameters
     STATE: ClassVar[State] = {"momentum_buffer": "element", "last_grad": "element"}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Take one step with the gradients in `param.grad`; a closure is refused, as in Muon."""
-        if closure is not None:
-            raise ValueError("MarsM takes no closure: compute the gradients before the step")
-        for group in self.param_groups:
-            self._init_group(group)
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._step_matrix(param, param.grad, group)
-
-    def _step_matrix(self, param: Tensor, grad: Tensor, group: Group) -> None:
-        state = self.state[param]
-        corrected = reduce_variance(grad, state["last_grad"], gamma=group["gamma"], beta=group["momentum"])
-        state["last_grad"].copy_(grad)
-        squares = corrected.square()
-        norm = squares.sum() if param.ndim == 2 else squares.sum(dim=(-2, -1), keepdim=True)
-        corrected = clip_to_unit_norm(corrected, layout_of(param).total(norm))
-        state["momentum_buffer"].lerp_(corrected, 1 - group["momentum"])
-        hyperparameters = {name: value for name, value in group.items() if name != "params"}
-        with fp32_matmul_precision(self.hyperparameters.fp32_matmul_prec):
-            update = self.orthogonalize(param, state["momentum_buffer"], **hyperparameters)
-        self._apply_weight_decay_inplace(param, grad, group["lr"], group["weight_decay"])
-        param.add_(update, alpha=-group["lr"])
+    def direction(self, batch: Batch, group: Group) -> Tensor:
+        momentum, last = batch.state["momentum_buffer"], batch.state["last_grad"]
+        stacked = torch.stack(batch.grads), torch.stack(last)
+        corrected = reduce_variance(*stacked, gamma=group["gamma"], beta=group["momentum"])
+        torch._foreach_copy_(last, batch.grads)
+        norms = batch.layout.total(corrected.square().sum(dim=(-2, -1), keepdim=True))
+        corrected = clip_to_unit_norm(corrected, norms)
+        torch._foreach_lerp_(momentum, corrected.unbind(0), 1 - group["momentum"])
+        return torch.stack(momentum)
 
 
 register(OptimizerSpec("mars-m", MarsM, MarsMHyperparameters, MarsM.STATE, __doc__, scope="matrix"))

@@ -10,18 +10,19 @@ Links: https://kellerjordan.github.io/posts/muon/, https://arxiv.org/abs/2502.16
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
-from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer, get_muon_scale_factor
+from emerging_optimizers.orthogonalized_optimizers import get_muon_scale_factor
 from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz
+from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
+from megatron_async.optim.algorithms.batches import Batch, batches
 from megatron_async.optim.hyperparameters import COUNT, DECAY, FLAG, POSITIVE, Hyperparameters, hyperparameter, literal
-from megatron_async.optim.layout import LAYOUT, layout_of
+from megatron_async.optim.layout import LAYOUT
 from megatron_async.optim.registry import OptimizerSpec, register
-from megatron_async.optim.state import EagerState, State
+from megatron_async.optim.state import Group, State, StepwiseOptimizer
 
 Coefficients = Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"]
 ScaleMode = Literal["spectral", "shape_scaling", "unit_rms_norm"]
@@ -30,6 +31,9 @@ Precision = Literal["highest", "high", "medium"]
 RMS = 0.2
 """Root mean square of an update at lr 1, about AdamW's, so that AdamW's learning rate and decay carry over
 (Moonlight, arXiv 2502.16982, section 2.2; arXiv 2606.30634, section 2.1)."""
+SAME_BITS = 12
+"""Smallest side of a matrix whose products have the same bits in a batch and alone on a CPU (measured, AVX2). Smaller
+ones take other kernels: torch has its own loop below 400 multiplications, MKL differs for sides below 12."""
 JORDAN = "https://kellerjordan.github.io/posts/muon/"
 
 
@@ -82,7 +86,8 @@ def rescale(x: Tensor) -> Tensor:
     """
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
     # 2**126 is the last power whose inverse is a normal number too.
-    return torch.ldexp(x, -torch.frexp(largest).exponent.clamp(-126, 126))
+    exponent = torch.frexp(largest).exponent.clamp(-126, 126)
+    return x * torch.ldexp(torch.ones_like(largest), -exponent)  # ldexp of each element is slow on a CPU
 
 
 def orthogonalize(x: Tensor, *, steps: int = 5, coefficients: Coefficients = "quintic") -> Tensor:
@@ -95,7 +100,11 @@ def orthogonalize(x: Tensor, *, steps: int = 5, coefficients: Coefficients = "qu
             with "quintic" and into [0.68, 1.21] with "simple", smaller ones below that.
         coefficients: "simple" are Jordan's (3.4445, -4.7750, 2.0315), the same in each step; "quintic" are five sets,
             one a step; the others are described in emerging-optimizers.
+
+    In fp32 on one CPU thread a matrix has the same bits alone and in a batch.
     """
+    if x.ndim == 3 and x.is_cpu and min(x.shape[-2:]) < SAME_BITS:
+        return torch.stack([orthogonalize(matrix, steps=steps, coefficients=coefficients) for matrix in x])
     return cast(Tensor, newton_schulz(rescale(x), steps=steps, coefficient_type=coefficients))
 
 
@@ -113,8 +122,10 @@ def update_scale(rows: int, columns: int, mode: ScaleMode = "spectral", size: fl
     return size * cast(float, get_muon_scale_factor(rows, columns, mode=mode))
 
 
-class Muon(EagerState, OrthogonalizedOptimizer):
+class Muon(StepwiseOptimizer):
     """Muon, and the base of the optimizers that change something before or after the orthogonalization.
+
+    Matrices of equal shape are stepped together, see `batches`.
 
     Args:
         params: fp32 parameters of shape (outputs, inputs), or stacks of them. A weight that fuses several matrices, is
@@ -127,21 +138,31 @@ class Muon(EagerState, OrthogonalizedOptimizer):
 
     HYPERPARAMETERS: ClassVar[type[NewtonSchulzHyperparameters]] = MuonHyperparameters
     STATE: ClassVar[State] = {"momentum_buffer": "element"}
-
-    def __init__(self, params: ParamsT, **values: Any) -> None:
-        self.hyperparameters = own = self.HYPERPARAMETERS(**values)
-        super().__init__(
-            params,
-            **own.group_values(),
-            nesterov=getattr(own, "nesterov", False),
-            weight_decay_method="decoupled",
-            fp32_matmul_prec=own.fp32_matmul_prec,
-            scaled_orthogonalize_fn=self._whole_update,
-        )
+    hyperparameters: NewtonSchulzHyperparameters
 
     def check_parameter(self, param: Tensor) -> None:
         super().check_parameter(param)
         require_matrices(type(self).__name__, param, stacked=hasattr(param, LAYOUT))
+
+    def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        state = {name: self.buffers(params, name) for name in self.STATE}
+        with fp32_matmul_precision(self.hyperparameters.fp32_matmul_prec):
+            for batch in batches(params, grads, state):
+                self._step_batch(batch, group)
+
+    def _step_batch(self, batch: Batch, group: Group) -> None:
+        update = batch.layout.apply(self._whole_update, self.direction(batch, group))
+        self.normalize(update, batch, group)
+        torch._foreach_add_(batch.weights, batch.weights, alpha=-group["weight_decay"] * group["lr"])
+        torch._foreach_add_(batch.weights, update.unbind(0), alpha=-group["lr"])
+
+    def direction(self, batch: Batch, group: Group) -> Tensor:
+        """Update the momentum; return what is orthogonalized, a new tensor (batch, rows, columns)."""
+        momentum = batch.state["momentum_buffer"]
+        torch._foreach_lerp_(momentum, batch.grads, 1 - group["momentum"])
+        if getattr(self.hyperparameters, "nesterov", False):
+            return torch.stack(torch._foreach_lerp(batch.grads, momentum, group["momentum"]))
+        return torch.stack(momentum)
 
     def scale(self, rows: int, columns: int) -> float:
         """Factor of the orthogonalized update of a (rows, columns) matrix."""
@@ -149,14 +170,14 @@ class Muon(EagerState, OrthogonalizedOptimizer):
         assert isinstance(own, ScaledHyperparameters)
         return update_scale(rows, columns, own.scale_mode, getattr(own, "extra_scale_factor", None))
 
+    def normalize(self, update: Tensor, batch: Batch, group: Group) -> None:
+        """Change the scaled update (batch, rows, columns) of this rank's rows and columns in place; Muon does not."""
+
     def _whole_update(self, x: Tensor) -> Tensor:
         own = self.hyperparameters
         update = orthogonalize(x, steps=own.num_ns_steps, coefficients=own.coefficient_type)
-        return update * self.scale(x.size(-2), x.size(-1))
-
-    def orthogonalize(self, p: Tensor, grad: Tensor, **group: Any) -> Tensor:
-        """Orthogonalize and scale the momentum `grad` of the parameter `p`; the base class calls it."""
-        return layout_of(p).apply(self._whole_update, grad)
+        # The iteration transposes tall matrices; foreach operations are fused for equal strides only.
+        return update.contiguous().mul_(self.scale(x.size(-2), x.size(-1)))
 
 
 def require_matrices(optimizer: str, param: Tensor, *, stacked: bool = False) -> None:

@@ -8,13 +8,13 @@ brought to one size.
 A bias correction of v would be one factor for the whole matrix, which the last line removes: there is none.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from megatron_async.optim.algorithms.batches import Batch
 from megatron_async.optim.algorithms.muon import RMS, Muon
-from megatron_async.optim.layout import Layout, layout_of
+from megatron_async.optim.layout import Layout
+from megatron_async.optim.state import Group
 
 
 def align_rms(update: Tensor, mean_square: Tensor) -> Tensor:
@@ -29,15 +29,15 @@ class SecondMomentMuon(Muon):
         return 1.0  # align_rms sets the size
 
     def mean_square(self, update: Tensor, layout: Layout) -> Tensor:
-        """The squares of one matrix of an update, averaged as its second moment is."""
+        """The squares of a matrix of each update, averaged as its second moment is."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def orthogonalize(self, p: Tensor, grad: Tensor, **group: Any) -> Tensor:
-        layout, update = layout_of(p), super().orthogonalize(p, grad, **group)
-        moments = layout.matrices(self.state[p]["moment2_buffer"])
-        for matrix, moment in zip(layout.matrices(update), moments, strict=True):
+    def normalize(self, update: Tensor, batch: Batch, group: Group) -> None:
+        layout, buffers = batch.layout, batch.state["moment2_buffer"]
+        moments = torch.stack(buffers)
+        for matrix, moment in zip(layout.matrices(update), layout.matrices(moments), strict=True):
             moment.lerp_(self.mean_square(matrix, layout), 1 - group["beta2"])
             even = matrix / (moment.sqrt() + group["eps"])
-            matrix.copy_(align_rms(even, layout.mean(even.square().mean())))
-        return update
+            squares = even.square().mean(dim=tuple(range(1, even.ndim)), keepdim=True)
+            matrix.copy_(align_rms(even, layout.mean(squares)))
+        torch._foreach_copy_(buffers, moments.unbind(0))

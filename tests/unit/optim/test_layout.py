@@ -29,6 +29,8 @@ class Ranks:
         self._barrier = threading.Barrier(size)
         self._slots: list[Any] = [None] * size
         self._local = threading.local()
+        self.issued: list[list[tuple[str, torch.Size]]] = [[] for _ in range(size)]
+        """Collectives of each rank, in order."""
 
     def rank(self) -> int:
         return int(self._local.rank)
@@ -51,18 +53,22 @@ class Ranks:
         self._barrier.wait(timeout=30)
         return everything
 
-    def all_gather(self, parts: list[Tensor], tensor: Tensor) -> None:
+    def all_gather(self, parts: Tensor, tensor: Tensor) -> None:
+        self.issued[self.rank()].append(("gather", tensor.shape))
         for target, value in zip(parts, self._exchange(tensor), strict=True):
             target.copy_(value)
 
     def all_reduce(self, tensor: Tensor) -> None:
+        self.issued[self.rank()].append(("reduce", tensor.shape))
         tensor.copy_(torch.stack(self._exchange(tensor)).sum(dim=0))
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     group = Ranks(2)
-    monkeypatch.setattr(layout_module.dist, "all_gather", lambda parts, x, group: group.all_gather(parts, x))
+    monkeypatch.setattr(
+        layout_module.dist, "all_gather_into_tensor", lambda parts, x, group: group.all_gather(parts, x)
+    )
     monkeypatch.setattr(layout_module.dist, "all_reduce", lambda x, group: group.all_reduce(x))
     return group
 
@@ -163,6 +169,36 @@ def test_a_cut_fused_projection_takes_the_step_of_the_whole(ranks: Ranks, name: 
         lambda rank: step(name, start.chunk(2)[rank], [grad.chunk(2)[rank] for grad in grads], layout), [0, 1]
     )
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "reductions"), [("muon", 0), ("normuon", 2), ("adamuon", 1), ("mars-m", 1)], ids=MATRIX
+)
+def test_one_collective_serves_all_cut_matrices_of_a_shape(ranks: Ranks, name: str, reductions: int) -> None:
+    """Both ranks issue them in the same order; matrices that are whole on a rank need none."""
+    shapes = [(16, 12), (24, 16), (16, 12), (24, 16), (16, 12)]
+    cut = Layout(shards=ranks, dim=1)  # type: ignore[arg-type]
+    starts = [torch.randn(shape) for shape in shapes]
+    grads = [torch.randn(shape) for shape in shapes]
+
+    def step_all(rank: int) -> list[Tensor]:
+        params = [Parameter(start.chunk(2, 1)[rank].clone()) for start in starts]
+        whole = Parameter(torch.ones(16, 6))
+        for param, layout, grad in zip(
+            [*params, whole], [cut] * 5 + [Layout()], [*grads, torch.ones(16, 12)], strict=True
+        ):
+            setattr(param, LAYOUT, layout)
+            param.grad = grad.chunk(2, 1)[rank].clone()
+        find(name).build([*params, whole], lr=0.1, fp32_matmul_prec="highest").step()
+        return [param.detach() for param in params]
+
+    parts = ranks.run(step_all, [0, 1])
+    assert ranks.issued[0] == ranks.issued[1]
+    gathered = [shape for kind, shape in ranks.issued[0] if kind == "gather"]
+    assert gathered == [(3, 16, 6), (2, 24, 8)] and len(ranks.issued[0]) == 2 * (1 + reductions)
+    for start, grad, *halves in zip(starts, grads, *parts, strict=True):
+        expected = step(name, start, [grad], Layout())
+        torch.testing.assert_close(torch.cat(halves, 1), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("gather", [True, False], ids=["duplicated", "blockwise"])
