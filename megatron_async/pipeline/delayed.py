@@ -2,7 +2,6 @@
 """Delayed batches: segments of a schedule through the executor."""
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -143,12 +142,10 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
 
 
 def launch_of(args: argparse.Namespace) -> Launch:
-    """When the host launches the parts of an update; "auto" by the device and its hardware queues."""
-    if args.update_launch != "auto":
-        return LAUNCHES[args.update_launch]
-    if device().type != "cuda":
-        return Launch.AT_UPDATE
-    return Launch.WHEN_KNOWN if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1" else Launch.NORM_AT_ONCE
+    """When the host launches the parts of an update; "auto" by the device."""
+    if args.update_launch == "auto":
+        return Launch.WHEN_KNOWN if device().type == "cuda" else Launch.AT_UPDATE
+    return LAUNCHES[args.update_launch]
 
 
 def _groups_of_updates(model: Sequence[Any]) -> Iterator[dist.ProcessGroup | None]:

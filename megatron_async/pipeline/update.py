@@ -58,10 +58,8 @@ class Launch(Enum):
     AT_UPDATE = "at the update"
     """Each collective when the one before it is found complete; the step at U. For CPUs."""
     WHEN_KNOWN = "when the norm is known"
-    """As before, but the step as soon as the host finds the norm. For GPUs with one hardware queue, where a kernel that
-    waits holds up all kernels behind it."""
-    NORM_AT_ONCE = "norm at once, step when it is known"
-    """All reductions at R; the step as soon as the host finds the norm. For GPUs with several queues."""
+    """As before, but the step as soon as the host finds the norm. For GPUs. Nothing that waits is ever launched, so one
+    hardware queue is enough; with several, the simulation hides the update as well as with AT_ONCE."""
     AT_ONCE = "at once"
     """The whole chain at R. The device clips and decides whether the step applies; the host reads the norm before the
     next step, a whole batch later. The host must be able to launch a step while the device does not start it."""
@@ -151,8 +149,6 @@ class DeferredUpdate:
                 chain.finish()
                 self._step_at_once(batch, tokens)
                 return
-            if self._launch is Launch.NORM_AT_ONCE:
-                chain.finish()
         self._in_flight[batch], self._tokens[batch] = chain, tokens
 
     def poll(self) -> None:

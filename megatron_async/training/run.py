@@ -105,10 +105,12 @@ def build(
 
 
 def _adjust(args: argparse.Namespace) -> None:
-    """Switch off features of Megatron's loop that this loop replaces."""
+    """Switch off what this loop replaces or does not need."""
     args.rerun_mode = "disabled"  # Megatron's data iterators would keep all micro-batches
     if not schedule_of(args).megatron:
         args.overlap_grad_reduce = False  # the schedule reduces gradients itself
+    if not args.reset_attention_mask:
+        args.create_attention_mask_in_dataloader = False  # [sequence, sequence]; attention makes a causal mask itself
     args.check_for_nan_in_loss_and_grad = False  # updates with such gradients are skipped and counted
 
 
