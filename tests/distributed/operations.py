@@ -30,9 +30,9 @@ def watched(start: Start) -> Iterator[None]:
 
         return call
 
-    originals = {name: getattr(dist.ProcessGroup, name) for name in METHODS}
-    for name, original in originals.items():
-        setattr(dist.ProcessGroup, name, method(name, original))
+    originals = {name: vars(dist.ProcessGroup)[name] for name in METHODS}  # getattr would lose the binding to `self`
+    for name in METHODS:
+        setattr(dist.ProcessGroup, name, method(name, getattr(dist.ProcessGroup, name)))
     try:
         yield
     finally:
