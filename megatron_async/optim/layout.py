@@ -86,9 +86,7 @@ class Layout:
                 target.copy_(function(part.flatten(1, 2)).view(part.shape))
         else:
             result = function(whole)
-        if self.shards is None:
-            return result
-        return result.chunk(self.ranks, dim=self.dim + 1)[self.shards.rank()].contiguous()
+        return result if self.shards is None else result.chunk(self.ranks, dim=self.dim + 1)[self.shards.rank()]
 
     def _gathered(self, x: Tensor) -> Tensor:
         if self.shards is None:

@@ -154,7 +154,8 @@ class Muon(StepwiseOptimizer):
         update = batch.layout.apply(self._whole_update, self.direction(batch, group))
         self.normalize(update, batch, group)
         torch._foreach_add_(batch.weights, batch.weights, alpha=-group["weight_decay"] * group["lr"])
-        torch._foreach_add_(batch.weights, update.unbind(0), alpha=-group["lr"])
+        # Updates of tall matrices are transposed; foreach operations are fused for equal strides only.
+        torch._foreach_add_(batch.weights, update.contiguous().unbind(0), alpha=-group["lr"])
 
     def direction(self, batch: Batch, group: Group) -> Tensor:
         """Update the momentum; return what is orthogonalized, a new tensor (batch, rows, columns)."""
@@ -176,8 +177,7 @@ class Muon(StepwiseOptimizer):
     def _whole_update(self, x: Tensor) -> Tensor:
         own = self.hyperparameters
         update = orthogonalize(x, steps=own.num_ns_steps, coefficients=own.coefficient_type)
-        # The iteration transposes tall matrices; foreach operations are fused for equal strides only.
-        return update.contiguous().mul_(self.scale(x.size(-2), x.size(-1)))
+        return update.mul_(self.scale(x.size(-2), x.size(-1)))
 
 
 def require_matrices(optimizer: str, param: Tensor, *, stacked: bool = False) -> None:

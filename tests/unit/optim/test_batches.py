@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from megatron_async.optim.algorithms import batches as batches_module
 from megatron_async.optim.algorithms.batches import batches
-from megatron_async.optim.algorithms.muon import SAME_BITS, orthogonalize
+from megatron_async.optim.algorithms.muon import SAME_BITS, orthogonalize, update_scale
+from megatron_async.optim.algorithms.second_moment import align_rms
 from megatron_async.optim.layout import LAYOUT, Layout
 from megatron_async.optim.registry import find
 
@@ -81,6 +82,31 @@ def test_a_batch_has_the_weights_and_the_state_of_its_matrices(
             assert torch.equal(together[position].detach(), expected), (value.shape, layout)
         else:
             torch.testing.assert_close(together[position].detach(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16), (5, 9)])
+@pytest.mark.parametrize("name", MATRIX)
+def test_a_batch_has_the_bits_of_plain_operations_on_each_matrix(name: str, shape: tuple[int, int]) -> None:
+    """The second moment's means are sums in the order of memory, transposed for tall matrices."""
+    starts, grads = torch.randn(3, *shape), torch.randn(3, *shape)
+    params = [parameter(start, Layout()) for start in starts]
+    train(name, params, [grads], "highest")
+    for start, grad, param in zip(starts, grads, params, strict=True):
+        if name == "mars-m":
+            corrected = torch.add(grad, grad, alpha=0.025 * 0.95 / (1 - 0.95))
+            momentum = torch.zeros(shape).lerp_(corrected / corrected.square().sum().sqrt().clamp_min(1.0), 1 - 0.95)
+        else:
+            momentum = torch.zeros(shape).lerp_(grad, 1 - 0.95)
+        direction = {"normuon": grad.lerp(momentum, 0.95), "adamuon": momentum.sign()}.get(name, momentum)
+        update = orthogonalize(direction)
+        if name in ("muon", "mars-m"):
+            update = update * update_scale(*shape)
+        else:
+            squares = update.square() if name == "adamuon" else update.square().mean(dim=-1, keepdim=True)
+            even = update / (torch.zeros_like(squares).lerp_(squares, 1 - 0.95).sqrt() + 1e-8)
+            update = align_rms(even, even.square().mean())
+        expected = start.add(start, alpha=-0.1 * 0.1).add_(update, alpha=-0.1)
+        assert torch.equal(param.detach(), expected)
 
 
 @pytest.mark.parametrize("side", SIDES)
