@@ -14,7 +14,7 @@ from megatron_async.optim.layout import Layout, layout_of
 from megatron_async.optim.step import PIECE
 
 CPU_BATCH = 1 << 18
-"""Elements of a batch on a CPU: 1 MiB in fp32, which stays in the cache. Larger and smaller ones are slower."""
+"""Elements of a batch on a CPU: 1 MiB in fp32, which stays in the cache. Twice or a quarter as large is slower."""
 
 
 @dataclass(frozen=True, slots=True)
