@@ -114,7 +114,12 @@ def final_valid_loss(metrics: Metrics) -> float:
 def summary(
     runs: Mapping[str, Metrics], *, stages: int, microbatches: int, warmup: int = WARMUP_ITERATIONS
 ) -> dict[str, Any]:
-    """The content of `summary.json`: median time per batch (ms) and validation loss of each run."""
+    """The content of `summary.json`.
+
+    Of each run the median time per batch (ms) and the validation loss; its state at equal time, the end of the fastest
+    run.
+    """
+    equal_time = min(max(metrics.seconds().values()) for metrics in runs.values())
     return {
         "runs": {
             name: {"ms_per_batch": median_ms(metrics, warmup), "valid_loss": final_valid_loss(metrics)}
@@ -122,7 +127,24 @@ def summary(
         },
         "stages": stages,
         "microbatches": microbatches,
+        "equal_time": {
+            "seconds": equal_time,
+            "runs": {name: state_after(metrics, equal_time) for name, metrics in runs.items()},
+        },
     }
+
+
+def state_after(metrics: Metrics, seconds: float) -> dict[str, float]:
+    """Batches that are complete after some seconds of training, and the training loss then.
+
+    The loss is that of a line through the last ten batches, which lags behind a falling loss less than their mean.
+    """
+    batches = max(1, sum(time <= seconds for time in metrics.seconds().values()))
+    losses = metrics.losses()[1][max(0, batches - 10) : batches]
+    if len(losses) == 1:
+        return {"batches": batches, "lm_loss": losses[0]}
+    slope, intercept = statistics.linear_regression(range(len(losses)), losses)
+    return {"batches": batches, "lm_loss": intercept + slope * (len(losses) - 1)}
 
 
 def smoothed(values: Sequence[float], weight: float = SMOOTHING) -> list[float]:
@@ -154,6 +176,16 @@ def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, li
     }
 
 
+def training_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, list[float]]:
+    """Smoothed training loss of each other run minus the reference's, batch by batch, in nats."""
+    base = smoothed(runs[reference].losses()[1])
+    return {
+        name: [loss - other for loss, other in zip(smoothed(metrics.losses()[1]), base, strict=False)]
+        for name, metrics in runs.items()
+        if name != reference
+    }
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture atomically; the suffix (.png, .svg, .pdf) chooses the format."""
     with files.replacing(path) as partial:
@@ -170,6 +202,10 @@ def loss_figure(runs: Mapping[str, Metrics], title: str = "Loss") -> Figure:
     """Training loss (faint, with its moving average) and validation loss, against batches and against training time."""
     figure = Figure(figsize=(11.0, 4.8), layout="constrained")
     by_batch, by_time = figure.subplots(1, 2, sharey=True)
+    shortest = min(max(metrics.seconds().values(), default=0.0) for metrics in runs.values())
+    by_time.axvline(
+        shortest, color="#4c566a", linewidth=0.8, linestyle=":", label=f"fastest run ends: {shortest:.0f} s"
+    )
     for index, (name, metrics) in enumerate(runs.items()):
         color, seconds = _RUN_COLORS[index % len(_RUN_COLORS)], metrics.seconds()
         iterations, losses = metrics.losses()
@@ -182,10 +218,11 @@ def loss_figure(runs: Mapping[str, Metrics], title: str = "Loss") -> Figure:
             axes.plot(*zip(*points, strict=True) if points else ([], []), "o", color=color, markeredgecolor="white")
     by_batch.plot([], [], "o", color=_RUN_COLORS[0], markeredgecolor="white", label="validation")
     by_batch.set(xlabel="iteration (batches)", ylabel="loss (nats per token)", title=title)
-    by_time.set(xlabel="training time (s)", title="the same against time")
+    by_time.set(xlabel="training time (s), without evaluations", title="The same against time")
     _tidy(by_batch)
     _tidy(by_time)
     by_batch.legend(frameon=False)
+    by_time.legend(handles=[line for line in by_time.lines if line.get_linestyle() == ":"], frameon=False)
     return figure
 
 

@@ -189,16 +189,42 @@ def run_training(
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """The summary for people; the first run is the reference for speed."""
-    runs = summary["runs"]
+    runs, equal = summary["runs"], summary["equal_time"]
     reference = next(iter(runs))
-    table = Table(title=f"{summary['stages']} stages, {summary['microbatches']} micro-batches per batch")
+    table = Table(
+        title=f"{summary['stages']} stages, {summary['microbatches']} micro-batches per batch",
+        caption=f"Then: after {equal['seconds']:.0f} s of training, the end of the fastest run.",
+    )
     table.add_column("schedule")
-    for heading in ("ms per batch", f"speed against {reference}", "validation loss"):
+    headings = ("ms per\nbatch", f"speed\nto {reference}", "validation\nloss", "batches\nthen", "training\nloss then")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for name, run in runs.items():
-        speed = runs[reference]["ms_per_batch"] / run["ms_per_batch"]
-        table.add_row(name, f"{run['ms_per_batch']:.1f}", f"{speed:.2f}x", f"{run['valid_loss']:.4f}")
+        speed, then = runs[reference]["ms_per_batch"] / run["ms_per_batch"], equal["runs"][name]
+        loss, batches = f"{run['valid_loss']:.4f}", str(then["batches"])
+        table.add_row(name, f"{run['ms_per_batch']:.1f}", f"{speed:.2f}x", loss, batches, f"{then['lm_loss']:.3f}")
     return table
+
+
+def lag_text(metrics: Mapping[str, report.Metrics], summary: Mapping[str, Any]) -> str:
+    """How far the delayed runs lag behind the first one after the same number of batches, and why.
+
+    Each explanation is given only where the figures show it.
+    """
+    reference, *_ = metrics
+    gaps, lags = report.training_gaps(metrics, reference), []
+    for name, gap in gaps.items():
+        lags.append(f"{name} by up to {max(gap):.2f} (batch {gap.index(max(gap)) + 1}), at the end by {gap[-1]:.2f}")
+    text = [f"Lag behind {reference} in training loss (nats) after the same number of batches: {'; '.join(lags)}."]
+    if all(2 * gap.index(max(gap)) < len(gap) for gap in gaps.values()):
+        text.append(
+            "The lag builds up early, while the learning rate warms up and the loss falls fast, and shrinks later."
+        )
+    if gaps["2bw-error-feedback"][-1] < gaps["2bw"][-1]:
+        text.append("Error feedback takes a part of the lag back.")
+    done = [f"{name} {state['batches']}" for name, state in summary["equal_time"]["runs"].items()]
+    text.append(f"Batches at equal time: {', '.join(done)}.")
+    return " ".join(text)
 
 
 def write_results(
@@ -258,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     summary = write_results(options.output, metrics, commands)
     console.print(result_table(summary))
+    console.print(lag_text(metrics, summary), highlight=False)
     console.print(f"Summary and pictures: {options.output}", highlight=False, soft_wrap=True)
     return 0
 

@@ -116,6 +116,8 @@ def test_median_leaves_the_warm_up_out() -> None:
 def test_summary_has_the_documented_shape() -> None:
     runs = {"1f1b": made_up_run(40), "2bw": made_up_run(40, milliseconds=80.0, offset=0.5)}
     found = json.loads(json.dumps(report.summary(runs, stages=2, microbatches=4)))
+    states = {name: report.state_after(run, 10.4) for name, run in runs.items()}  # the second ends after 10.4 s
+    assert [state["batches"] for state in states.values()] == [14, 40]
     last = 8.0 / math.sqrt(40) + 0.1
     assert found == {
         "runs": {
@@ -124,7 +126,26 @@ def test_summary_has_the_documented_shape() -> None:
         },
         "stages": 2,
         "microbatches": 4,
+        "equal_time": {
+            "seconds": pytest.approx(10.4),
+            "runs": {name: pytest.approx(state) for name, state in states.items()},
+        },
     }
+
+
+def test_at_equal_time_a_slower_run_has_done_fewer_batches() -> None:
+    run = made_up_run(40, milliseconds=100.0)  # ten batches of 1 s, then thirty of 0.1 s
+    assert [report.state_after(run, seconds)["batches"] for seconds in (5.0, 10.15, 99.0)] == [5, 11, 40]
+    assert report.state_after(run, 0.1) == {"batches": 1, "lm_loss": 8.0}  # a run that has done none yet: its first
+    rows = [{"iteration": step, "lm_loss": 9.0 - 0.1 * step, "iteration_ms": 1e3} for step in range(1, 31)]
+    falling = report.Metrics({}, tuple(rows), ())
+    assert report.state_after(falling, 20.0) == pytest.approx({"batches": 20, "lm_loss": 7.0})  # no lag
+
+
+def test_training_gaps_are_between_the_same_batches() -> None:
+    runs = {"base": made_up_run(20), "late": made_up_run(20, milliseconds=50.0, offset=0.25)}
+    (gaps,) = report.training_gaps(runs, "base").values()
+    assert gaps == pytest.approx([0.25] * 20)
 
 
 def test_summary_of_a_run_without_evaluation_says_so() -> None:
@@ -325,7 +346,26 @@ def test_whole_quick_start_on_made_up_runs(
     assert (output / "timeline.png").stat().st_size > 10_000
     shown = capsys.readouterr().out
     assert "1.61x" in shown
-    assert "validation loss" in shown
+    assert "validation" in shown
+    assert "Then: after 7 s of training" in shown  # ten batches of 0.62 s, ten of 0.062 s
+    words = " ".join(shown.split())
+    assert "2bw by up to 0.00" in words and "Batches at equal time: 1f1b 6, 2bw 20" in words
+    assert "takes a part of the lag back" not in words
+
+
+def test_explanations_are_given_where_the_figures_show_them() -> None:
+    def run(*lags: float) -> report.Metrics:
+        rows = [{"iteration": i, "lm_loss": 5.0 + lag, "iteration_ms": 1e3} for i, lag in enumerate(lags, start=1)]
+        return report.Metrics({}, tuple(rows), ({"iteration": len(lags), "valid_loss": 5.0},))
+
+    def text(delayed: report.Metrics, corrected: report.Metrics) -> str:
+        metrics = {"1f1b": run(*[0.0] * 8), "2bw": delayed, "2bw-error-feedback": corrected}
+        return quickstart.lag_text(metrics, report.summary(metrics, stages=2, microbatches=2))
+
+    early = text(run(0, 2, 0, 0, 0, 0, 0, 0), run(*[0.0] * 8))
+    assert "builds up early, while the learning rate warms up" in early and "takes a part of the lag back" in early
+    late = text(run(*[0.0] * 8), run(0, 0, 0, 0, 0, 0, 1, 2))
+    assert "builds up" not in late and "takes a part" not in late
 
 
 def test_a_failed_quick_start_leaves_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
