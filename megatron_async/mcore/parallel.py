@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,9 @@ from megatron.core.utils import get_model_config
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import destroy_global_state
 
+_ALONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+"""What torch.distributed reads in a process that no launcher started; port 0 is any free one."""
+
 
 def initialize(args: argparse.Namespace) -> None:
     """Start torch.distributed, Megatron's process groups and its random states.
@@ -24,6 +28,9 @@ def initialize(args: argparse.Namespace) -> None:
     On GPUs this is Megatron's `initialize_megatron`. It skips process groups and the RNG tracker where there is no CUDA
     device, so on CPUs the same steps are taken here.
     """
+    if args.world_size == 1:
+        for name, value in _ALONE.items():
+            os.environ.setdefault(name, value)
     if args.device == "cuda":
         initialize_megatron()
         return

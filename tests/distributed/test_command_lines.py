@@ -88,6 +88,14 @@ def test_a_separate_process_ends_with_status_2():
     assert "--fp16" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_process_that_no_launcher_started_runs_alone(pool):
+    """Without MASTER_ADDR, RANK and the like it trains as the one process of a launcher does."""
+    arguments = "--train-iters 3".split()
+    (alone,) = pool.run("tests.distributed.jobs:train_without_launcher", arguments, ranks=1)
+    (launched,) = pool.run("tests.distributed.jobs:train", arguments, ranks=1)
+    assert len(alone.losses) > 0 and alone.losses == launched.losses
+
+
 def test_wpipe_takes_its_virtual_stages_from_a_layout(pool):
     arguments = (
         "--pipeline-model-parallel-size 2 --pipeline-schedule wpipe --untie-embeddings-and-output-weights "
