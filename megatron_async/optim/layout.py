@@ -91,9 +91,9 @@ class Layout:
     def _gathered(self, x: Tensor) -> Tensor:
         if self.shards is None:
             return x
-        parts = x.new_empty(self.ranks, *x.shape)
+        parts = x.new_empty(self.ranks * x.size(0), *x.shape[1:])  # gloo takes parts one behind the other only
         dist.all_gather_into_tensor(parts, x, group=self.shards)
-        return torch.cat(parts.unbind(0), dim=self.dim + 1)
+        return torch.cat(parts.chunk(self.ranks), dim=self.dim + 1)
 
 
 def layout_of(param: Tensor) -> Layout:
