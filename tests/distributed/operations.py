@@ -76,7 +76,9 @@ def operations(arguments: Sequence[str], sleep_ms: float) -> Operations:
         if group.size() > 1 and name != "barrier":
             kind = "message" if name in ("send", "recv") else name
             tensor = first_tensor(args[1] if kind == "allgather" else args[0])
-            size = 0 if name.startswith(("alltoall", "all_to_all")) else tensor.numel()  # tokens of experts: uneven parts
+            size = (
+                0 if name.startswith(("alltoall", "all_to_all")) else tensor.numel()
+            )  # tokens of experts: uneven parts
             found.groups[group.group_name] = tuple(dist.get_process_group_ranks(group))
             found.started[group.group_name].append((kind, size, str(tensor.dtype)))
             (found.polled if polling else found.scheduled).add(group.group_name)
