@@ -1,15 +1,18 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 #
 # For GPU machines. The image has PyTorch 2.10, with Transformer Engine and Apex built for it. Images before 25.11 do not
-# meet torch >= 2.9: 25.10 has a pre-release of it. Apex has no package on the index; outside such an image, build it from
-# source or give --no-gradient-accumulation-fusion.
+# meet torch >= 2.9: 25.10 has a pre-release of it. Apex has no package on the index; outside such an image it must be built
+# from source. Without it the run says at its start what is off.
 #
 # This file has not been built: the project's tests run on CPU, on the versions in constraints.txt.
 #
 #   docker build -t megatron-async .
 #   docker run --rm --gpus all --ipc=host --network host --ulimit memlock=-1 -v /data:/data megatron-async \
 #       torchrun --nproc-per-node 8 -m megatron_async.pretrain ...
-#   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 megatron-async python -m pytest -m gpu
+#   docker run --rm --gpus all --ipc=host --network host --ulimit memlock=-1 megatron-async \
+#       python -m megatron_async.doctor
+#   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 -v $PWD/runs:/opt/megatron-async/runs megatron-async \
+#       python tools/check_gpu.py
 #
 # --ipc=host           NCCL and data loaders share memory between processes; Docker's default is 64 MB.
 # --network host       the nodes of a run reach each other at the host's address and ports.
@@ -35,7 +38,7 @@ RUN python -m pip list --format=freeze \
         > /tmp/image.txt \
     && python -m pip install --no-cache-dir -c /tmp/image.txt \
         'megatron-core[training]==0.19.2' 'emerging-optimizers==0.3.0' \
-    && python -m pip install --no-cache-dir -c /tmp/image.txt -e '.[gpu,dev]' \
+    && python -m pip install --no-cache-dir --no-build-isolation -c /tmp/image.txt -e '.[gpu,dev]' \
     && rm /tmp/image.txt
 
 CMD ["python", "-m", "megatron_async.pretrain", "--help"]

@@ -3,6 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+GPU_STAMP := $(VENV)/.stamp-gpu
 UNFINISHED := $(VENV)/.unfinished
 
 # Arguments of `make quickstart`
@@ -12,6 +13,9 @@ ITERS ?=
 # Kills of `make soak`
 N ?= 50
 
+# GPU=1: `make setup` installs the optional packages of a GPU machine too.
+GPU ?=
+
 # Libraries keep their caches inside the repository, not in the home folder.
 CACHE := $(CURDIR)/$(VENV)/cache
 export MPLCONFIGDIR := $(CACHE)/matplotlib
@@ -20,12 +24,12 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity soak lint format benchmark clean
+.PHONY: help setup quickstart test parity check-gpu soak lint format benchmark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## make .venv and install everything into it (once)
+setup: $(STAMP) $(if $(GPU),$(GPU_STAMP)) ## make .venv and install everything into it (once); GPU=1 for GPU packages
 
 # The stamp is written last. A set-up that was cut off leaves the unfinished mark, and the next one starts afresh:
 # a package that was being unpacked may look installed and not be.
@@ -41,6 +45,16 @@ $(STAMP): setup.py constraints.txt pyproject.toml
 	$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
 	rm $(UNFINISHED); \
 	touch $(STAMP)
+
+# Transformer Engine is built against the torch that is installed, with the tools that are installed.
+$(GPU_STAMP): $(STAMP)
+	@set -eu; \
+	echo "installing Transformer Engine and flash-linear-attention (Transformer Engine may be compiled: needs nvcc)"; \
+	$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check wheel ninja; \
+	$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    --no-build-isolation -e '.[gpu]'; \
+	echo "Apex is not on the package index. Without it fused weight gradients of the LM head are off."; \
+	touch $(GPU_STAMP)
 
 quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU processes; MODEL=tiny ITERS=100
 	$(VENV_PYTHON) examples/quickstart/quickstart.py --model $(MODEL) $(if $(ITERS),--iters $(ITERS))

@@ -45,7 +45,9 @@ setup(
     ],
     extras_require={
         "dev": ["pytest", "hypothesis", "ruff", "mypy"],
-        # Apex has no usable package index entry: the Dockerfile starts from an image that has it built.
-        "gpu": ["transformer-engine[pytorch]", "flash-linear-attention"],
+        # Megatron-Core 0.19's own choices. Transformer Engine's torch part is built against the installed torch, so
+        # torch comes first and pip needs --no-build-isolation (`make setup GPU=1` does both). Apex is not on the
+        # package index; see the Dockerfile. The packages' versions are also in megatron_async/platform/packages.py.
+        "gpu": ["transformer-engine[core_cu13,pytorch]>=2.6", "flash-linear-attention>=0.4,<0.5"],
     },
 )

@@ -6,11 +6,13 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn
 
 from megatron_async import platform
 from megatron_async.config.command_line import value_of
 from megatron_async.mcore import UnsupportedVersion
+from megatron_async.platform import gpu
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
 USAGE_ERROR = 2
@@ -21,6 +23,11 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     stops = stops or StopRequests()
     # Megatron warns at import about optional packages. A missing one that a run needs is reported by name later.
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    gpu.set_environment(tensor_parallel=value_of(argv, "--tensor-model-parallel-size") not in (None, "1"))
+    try:
+        _rendezvous = _compare_devices(argv)  # kept until the end: it may hold the server of the job's store
+    except ValueError as mixed:
+        return _refuse([str(mixed)], "devices of the job")
     try:
         device, _ = platform.choose(value_of(argv, "--device") or "auto")
     except ValueError:
@@ -47,6 +54,18 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     from megatron_async.training import run
 
     return run.pretrain(args, stops)
+
+
+def _compare_devices(argv: Sequence[str]) -> Any:
+    """Raise MixedDevices on every rank of a run whose ranks see different devices; return the store of the job."""
+    from megatron_async.platform import job
+
+    listing = "list" in (value_of(argv, "--model"), value_of(argv, "--optimizer"))
+    trains = not listing and not {"--dry-run", "--help", "-h"} & set(argv)
+    if not trains or value_of(argv, "--device") == "cpu" or job.world_size() == 1:
+        return None
+    minutes = value_of(argv, "--distributed-timeout-minutes") or ""
+    return job.compare(platform.sees_gpu(), timedelta(minutes=int(minutes) if minutes.isdigit() else 10))
 
 
 def _first_rank() -> bool:

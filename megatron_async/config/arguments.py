@@ -15,7 +15,7 @@ from megatron_async.mcore.arguments import check_arguments, rank_from_environmen
 from megatron_async.models import presets
 from megatron_async.optim import listing, registry
 from megatron_async.planning import resolve as dry_run
-from megatron_async.platform import cpu
+from megatron_async.platform import cpu, gpu
 from megatron_async.schedules import schedule_of
 
 _SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ")
@@ -47,6 +47,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = _collect(parser, argv, problems)
     if device == "cpu":
         problems += _fixed_on_cpu(args)
+    else:
+        gpu.adjust(args)
     args.device, args.device_sentence = device, device_sentence
     args.optimizer_for = args.optimizer_for or []
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout

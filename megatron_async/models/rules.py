@@ -2,11 +2,11 @@
 """Rules for the model on its layout."""
 
 import argparse
-import importlib.util
 from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import decoder_layers_of
 from megatron_async.mcore.training import gpt_config_from_args
+from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, TRANSFORMER_ENGINE
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -16,6 +16,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _empty_stages(args)
     yield from _sequences(args)
     yield from _initialization(args)
+    if args.device == "cuda" and not args.dry_run:
+        yield from _optional_packages(args)
     if args.experimental_attention_variant == "gated_delta_net":
         yield from _delta_net(args)
 
@@ -131,8 +133,21 @@ def _delta_net(args: argparse.Namespace) -> Iterator[str]:
             f"{name} with --reset-attention-mask: its GPU kernels would carry their state from one document to the "
             "next. Use --deterministic-mode, which computes in torch."
         )
-    if not args.dry_run and importlib.util.find_spec("fla") is None:
-        yield f"{name} needs flash-linear-attention on GPUs: pip install flash-linear-attention."
+
+
+def _optional_packages(args: argparse.Namespace) -> Iterator[str]:
+    """Packages without which a run on GPUs cannot do what is asked."""
+    if args.transformer_impl == "transformer_engine" and not TRANSFORMER_ENGINE.usable:
+        yield (
+            f"--transformer-impl transformer_engine (the default on GPUs): {TRANSFORMER_ENGINE.lack}. "
+            f"{TRANSFORMER_ENGINE.install}; or give --transformer-impl local, which computes in torch."
+        )
+    delta_net = args.experimental_attention_variant == "gated_delta_net" and not args.deterministic_mode
+    if delta_net and not FLASH_LINEAR_ATTENTION.usable:
+        yield (
+            f"--experimental-attention-variant gated_delta_net on GPUs: {FLASH_LINEAR_ATTENTION.lack}. "
+            f"{FLASH_LINEAR_ATTENTION.install}; or give --deterministic-mode, which computes in torch."
+        )
 
 
 def _with_vocabulary(args: argparse.Namespace) -> argparse.Namespace:

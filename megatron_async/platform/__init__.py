@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_async.mcore import UnsupportedVersion, check_versions
-from megatron_async.platform import cpu
+from megatron_async.platform import cpu, gpu
 
 Device = Literal["cpu", "cuda"]
 DEVICE_CHOICES = ("auto", "cuda", "cpu")
+
+
+def sees_gpu() -> bool:
+    """Whether this rank has a GPU of its own: torch finds more of them than the number of the rank on its host."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
 
 
 def choose(requested: str) -> tuple[Device, str]:
@@ -21,16 +28,17 @@ def choose(requested: str) -> tuple[Device, str]:
     """
     import torch
 
-    available = torch.cuda.is_available()
+    available = sees_gpu()
     if requested == "cpu":
         return "cpu", "device: cpu (requested), gloo"
     if requested == "cuda" and not available:
+        found = torch.cuda.device_count() or "no"
         raise ValueError(
-            "--device cuda, but torch finds no usable CUDA device here. Use --device cpu, or check the driver "
-            "(torch.cuda.is_available() must be True)."
+            f"--device cuda, but torch finds {found} usable CUDA device here for local rank {_local_rank()}. Use "
+            "--device cpu, start fewer processes, or check the driver: python -m megatron_async.doctor."
         )
     if available:
-        return "cuda", f"device: cuda ({torch.cuda.get_device_name(0)}), nccl"
+        return "cuda", f"device: cuda ({torch.cuda.get_device_name(_local_rank())}), nccl"
     return "cpu", "device: cpu (torch finds no CUDA device), gloo"
 
 
@@ -41,10 +49,12 @@ def activate(device: Device) -> None:
         UnsupportedVersion: the installed Megatron-Core or emerging-optimizers is outside the tested range.
     """
     check_versions()
-    # Megatron asserts this for tensor parallelism on devices before Blackwell; harmless otherwise.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if device == "cpu":
+        # Megatron demands it for tensor parallelism on the GPUs that it believes to have; nothing reads it.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         cpu.prepare()
+    else:
+        gpu.set_environment(tensor_parallel=False)
     from megatron_async.mcore import patches  # imports torch
 
     patches.install(device)
@@ -57,3 +67,7 @@ def activate_or_exit(device: Device) -> None:
     except UnsupportedVersion as unsupported:
         sys.stderr.write(f"{Path(sys.argv[0]).name}: {unsupported}\n")
         raise SystemExit(2) from None
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -38,6 +38,7 @@ from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.synchronous import SynchronousSteps
+from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance
@@ -76,10 +77,13 @@ def build(
     """
     _continue_wandb(args)
     _adjust(args)
+    if args.device == "cuda":
+        gpu.record_flights(args)
     set_global_variables(args)
     initialize(args)
     if args.rank == 0:
-        print(f"> {args.device_sentence}", flush=True)
+        off = packages.messages() if args.device == "cuda" else []
+        print("\n".join(f"> {line}" for line in (args.device_sentence, *off)), flush=True)
     update_train_iters(args)
     # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
     vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)

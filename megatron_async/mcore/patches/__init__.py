@@ -5,11 +5,11 @@
 functions that need them.
 """
 
-from megatron_async.mcore.patches import cpu, megatron
+from megatron_async.mcore.patches import cpu, cuda, megatron
 from megatron_async.mcore.patches.patch import Patch
 
 # In this order: torch must be patched before Megatron is imported, which locating the later targets does.
-PERMANENT: tuple[Patch, ...] = (*cpu.PATCHES, *megatron.PATCHES)
+PERMANENT: tuple[Patch, ...] = (*cpu.PATCHES, *megatron.PATCHES, *cuda.PATCHES)
 
 _installed: set[str] = set()
 

@@ -72,7 +72,7 @@ import torch
 from megatron_async import platform
 from megatron_async.mcore import patches
 
-places = {patch.target: patch.locate() for patch in patches.PERMANENT}
+places = {patch.target: patch.locate() for patch in patches.PERMANENT if "cpu" in patch.devices}
 before = {target: getattr(owner, name) for target, (owner, name) in places.items()}
 platform.activate("cpu")
 for target, (owner, name) in places.items():
@@ -136,6 +136,17 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer as or
 assert issubclass(DistributedOptimizer, original) and DistributedOptimizer is not original
 platform.activate("cuda")
 assert DistributedOptimizer.__mro__[1] is original, "a second call changes nothing"
+
+from types import SimpleNamespace
+from megatron.core.tensor_parallel import layers
+
+config, seen = SimpleNamespace(gradient_accumulation_fusion=True), []
+def init(self, *, config):
+    seen.append(config.gradient_accumulation_fusion)
+(head,) = (patch for patch in patches.PERMANENT if "ColumnParallelLinear" in patch.target)
+for layers._grad_accum_fusion_available in (False, True):
+    head.replace(init)(None, config=config)
+assert seen == [False, True] and config.gradient_accumulation_fusion, "Transformer Engine's layers keep theirs"
 print("walked")
 """
 

@@ -2,6 +2,7 @@
 """Set-up: `tools/find_python.sh` and `make setup`."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
+from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, TRANSFORMER_ENGINE
 from tests.unit.repository.commands import write_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,6 +107,8 @@ case "$*" in
         echo venv >>"$log"
         rm -rf .venv && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
     "-m pip --version") ;;
+    "-m pip install "*--no-build-isolation*"[gpu]") echo gpu >>"$log"; exit "${GPU_STATUS:-0}" ;;
+    "-m pip install "*" wheel ninja") echo tools >>"$log" ;;
     "-m pip install "*) echo install >>"$log"; exit "${PIP_STATUS:-0}" ;;
     *) exit 9 ;;
 esac
@@ -122,12 +128,14 @@ def bare_copy(tmp_path: Path) -> Path:
     return copy
 
 
-def make_setup(copy: Path, **environment: str) -> tuple[int, list[str]]:
+def make_setup(copy: Path, *options: str, **environment: str) -> tuple[int, list[str]]:
     """Exit status, and the commands that the interpreter got."""
     log = copy.parent / "log"
     log.write_text("", encoding="utf-8")
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": str(copy.parent / "interpreter"), **environment}
-    done = subprocess.run(["make", "setup"], cwd=copy, env=variables, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["make", "setup", *options], cwd=copy, env=variables, capture_output=True, text=True, timeout=30
+    )
     return done.returncode, log.read_text(encoding="utf-8").split()
 
 
@@ -149,6 +157,21 @@ def test_a_set_up_that_was_cut_off_starts_afresh(bare_copy: Path) -> None:
     assert asked == ["venv", "install"]
     assert make_setup(bare_copy) == (0, ["venv", "install"])
     assert make_setup(bare_copy) == (0, [])
+
+
+def test_packages_of_a_gpu_machine_come_after_torch_and_only_where_asked_for(bare_copy: Path) -> None:
+    assert make_setup(bare_copy) == (0, ["venv", "install"])
+    status, asked = make_setup(bare_copy, "GPU=1", GPU_STATUS="1")
+    assert status != 0 and asked == ["tools", "gpu"]
+    assert make_setup(bare_copy, "GPU=1") == (0, ["tools", "gpu"])
+    assert make_setup(bare_copy, "GPU=1") == (0, [])
+
+
+def test_the_extra_asks_for_the_versions_that_a_run_asks_for() -> None:
+    text = (ROOT / "setup.py").read_text(encoding="utf-8")
+    for package in (TRANSFORMER_ENGINE, FLASH_LINEAR_ATTENTION):
+        (requirement,) = re.findall(rf'"({package.name}[^"]*)"', text)
+        assert Requirement(requirement).specifier == SpecifierSet(package.fits)
 
 
 def test_set_up_without_an_interpreter_fails_before_it_makes_anything(bare_copy: Path) -> None:
