@@ -25,6 +25,7 @@ LAYERS = (
     ("training",),
     ("config",),
     ("pretrain",),
+    ("doctor",),
 )
 """The rooms of the package from bottom to top. A room imports from itself and from those below it."""
 
