@@ -123,6 +123,7 @@ class MegatronContender:
                 action=lambda kind, batch: None,
                 shared=self._complete,
                 updated=lambda report: None,
+                acted=lambda: None,
             ),
             timeline=Timeline(0),
         )

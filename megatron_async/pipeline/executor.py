@@ -86,12 +86,14 @@ class Hooks:
         action: called before each action with its kind (F, B, R, U) and batch.
         shared: numbers to be summed over all ranks with the reductions of a chunk and batch.
         updated: called after each update; may return a batch after which the segment ends early.
+        acted: called after each action, before the wait for the input of the next one.
     """
 
     losses: Callable[[int, Sequence[dict[str, torch.Tensor]]], None]
     action: Callable[[str, int], None]
     shared: Callable[[int, int], Sequence[float]]
     updated: Callable[[UpdateReport], int | None]
+    acted: Callable[[], None]
 
 
 class StageFailure(RuntimeError):
@@ -141,6 +143,7 @@ class Executor:
             done += 1
             try:
                 stop_after = self._perform(action)
+                self._hooks.acted()
                 if self._pace is not None:
                     self._pace()
                 for chunk in self._chunks:

@@ -103,6 +103,9 @@ class Callback:
     def on_action(self, kind: str, batch: int) -> None:
         """Before an action F, B, R or U. With Megatron's own schedule: F and U, once per batch."""
 
+    def on_action_end(self) -> None:
+        """After an action, before the wait for the input of the next one. Not with Megatron's own schedule."""
+
     def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         """On the last stage, after all forwards of a batch: Megatron's loss dictionary of each micro-batch."""
 

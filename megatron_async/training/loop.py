@@ -117,6 +117,7 @@ class Loop:
                 action=partial(self._notify, Callback.on_action),
                 shared=self._shared,
                 updated=self._updated,
+                acted=partial(self._notify, Callback.on_action_end),
             ),
             timeline=self.timeline,
         )

@@ -44,6 +44,7 @@ from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.faults import SkippedUpdates, StopOnRequest
+from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import LargestLogit, Metrics
@@ -153,6 +154,8 @@ def _callbacks(
     args: argparse.Namespace, trained: Trained, staleness: StalenessValues, stops: StopRequests
 ) -> Iterator[Callback]:
     """All callbacks but the log. Collective."""
+    if args.world_size > 1:
+        yield LastActions(60 * args.distributed_timeout_minutes)
     if (balance := expert_balance.make(get_model_config(trained.model[0]), trained.model)) is not None:
         yield balance
     if trained.statistics is not None:

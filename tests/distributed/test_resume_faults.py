@@ -203,6 +203,7 @@ def test_a_stalled_rank_ends_the_others(tmp_path):
     said = log.read_text()
     assert re.search(r"rank 0 failed: StageFailure: rank 0 failed in \w\S+ of batch \d+, action \d+", said)
     assert "nothing arrived from rank 1" in said or "rank 1 did not take what was sent" in said
+    assert re.search(r"rank 0 failed\. Longest silent: rank 1 \(", said) and "silent for" in said
 
 
 def test_wandb_goes_on_with_the_same_run(pool, tmp_path):
