@@ -70,6 +70,9 @@ test: setup lint ## lint, then every test that needs no GPU
 parity: setup ## compare every schedule, layout, model and precision with one process; ONLY=2bw-PP2 for a part
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m tests.distributed.matrix --only "$(ONLY)"
 
+check-gpu: setup ## check this machine's GPUs (minutes); writes runs/check-gpu/report.md to send; emulated without a GPU
+	$(VENV_PYTHON) -W ignore tools/check_gpu.py
+
 soak: setup ## kill a run N times at random moments and compare with an undisturbed one
 	$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N)
 

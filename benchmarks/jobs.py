@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import mpu
@@ -67,6 +68,8 @@ def alone(line: Sequence[str]) -> tuple[list[Batch], list[float]]:
 
 def _parts(timeline: Timeline, batches: int) -> list[tuple[float, ...]]:
     """Milliseconds of all forwards, all backwards and the update of each batch."""
+    torch.cuda.synchronize()  # nothing on CPUs
+    timeline.busy_since_last()  # takes up the spans of a GPU
     parts = [dict.fromkeys("FBU", 0.0) for _ in range(batches)]
     for span in timeline.kept():
         parts[span.labels["batch"]][span.kind] += 1e3 * span.duration
@@ -77,13 +80,14 @@ def _run_alone(loop: Loop, span: Callable[[str], AbstractContextManager[None]]) 
     """One batch: forwards, backwards and the update."""
     (module,), config = loop.model, get_model_config(loop.model[0])
     first, last = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
-    shape, microbatches = activations(loop.args, config).shape, get_num_microbatches()
-    generator = torch.Generator().manual_seed(1)
+    message, microbatches = activations(loop.args, config), get_num_microbatches()
+    place: dict[str, Any] = {"dtype": message.dtype, "device": message.device}
+    generator = torch.Generator(message.device).manual_seed(1)
     module.zero_grad_buffer()
     for _ in range(microbatches):
         # Tokens that differ, for the routers.
-        source = None if first else torch.randn(shape, generator=generator).requires_grad_()
-        gradient = None if last else torch.full(shape, 1e-3)
+        source = None if first else torch.randn(message.shape, generator=generator, **place).requires_grad_()
+        gradient = None if last else torch.full(message.shape, 1e-3, **place)
         with span("F"):
             output, _ = forward_step(
                 loop.forward_step, loop.train_data, module, microbatches, source, [], config, 1, is_last_stage=last

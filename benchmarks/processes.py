@@ -27,6 +27,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 _MOST_THREADS = 250
 _TAIL = 4000  # characters of a log in a message
 
+DEVICE = "MEGATRON_ASYNC_BENCHMARK_DEVICE"
+"""Variable that holds the device of all workers, cpu unless it is set."""
+
 
 class JobFailed(RuntimeError):
     """A rank failed, ended or did not answer in time; the message holds the end of every rank's log."""
@@ -34,10 +37,15 @@ class JobFailed(RuntimeError):
 
 @cache
 def context() -> Any:
-    """A multiprocessing context that forks from a server with torch and Megatron imported and one thread."""
+    """A multiprocessing context that forks from a server with torch and Megatron imported and one thread.
+
+    On GPUs each worker starts from nothing: a process that has looked for GPUs must not be forked.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     # The server imports `benchmarks.preload` with its own sys.path, and goes on without it where that fails.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    if os.environ.get(DEVICE) == "cuda":
+        return multiprocessing.get_context("spawn")
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(["benchmarks.preload"])
     return forkserver

@@ -90,7 +90,7 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[A
     outcome.status = loop.run()
     outcome.random_states = _random_states()
     for chunk in unwrap_model(loop.model):
-        outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+        outcome.weights |= {name: param.detach().float().cpu().numpy().copy() for name, param in global_names(chunk)}
     outcome.tensor_rank = mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome

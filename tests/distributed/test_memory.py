@@ -1,9 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The planner's memory of each schedule beside the peak that torch's allocator counts."""
 
-import os
 import shlex
-from collections.abc import Sequence
 
 import pytest
 
@@ -26,39 +24,11 @@ MORE_ACTIVATIONS = {"2bw-eager", "wpipe"}
 """Schedules that hold more micro-batches than 1F1B; the planner estimates their activations from below."""
 
 
-def peak(line: Sequence[str]) -> int:
-    """Job: train; return the most bytes that torch's allocator held at any moment."""
-    from torch.profiler import ProfilerActivity, profile
-
-    from megatron_async.config import arguments
-    from megatron_async.training import run
-    from megatron_async.training.signals import StopRequests
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        run.pretrain(arguments.parse(line), StopRequests())
-    assert profiler.profiler is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    total = largest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()  # negative for a release
-        largest = max(largest, total)
-    return largest
-
-
-def planned(line: Sequence[str]) -> list[int]:
-    """Job for one process: bytes on each stage, from the planner."""
-    os.environ["WORLD_SIZE"] = str(STAGES)
-    from megatron_async.config import arguments
-    from megatron_async.planning.estimate import plan
-
-    return [sum(held.values()) for held in plan(arguments.parse([*line, "--dry-run"])).bytes_by_kind]
-
-
 def sizes(pool: Pool, variant: str) -> tuple[list[int], list[int]]:
     """Measured and planned bytes of a variant, by stage."""
     line = shlex.split(f"{MODEL} {VARIANTS[variant]}")
-    measured = pool.run(f"{__name__}:peak", line, ranks=STAGES)
-    return measured, pool.run(f"{__name__}:planned", line, ranks=1)[0]
+    measured = pool.run("benchmarks.device_jobs:peak_on_cpu", line, ranks=STAGES)
+    return measured, pool.run("benchmarks.device_jobs:planned", line, STAGES, ranks=1)[0]
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,6 @@ def test_the_entry_point_names_all_of_them_and_ends_with_status_2(install, capsy
 @pytest.mark.parametrize(
     "line",
     [
-        "benchmark_gpu.py --device cpu --json x",
         "benchmark_optimizers.py --json x",
         "convert_checkpoint.py to-hf --load x --save y",
         "document_optimizers.py",

@@ -32,6 +32,6 @@ def test_paths_in_the_readme_exist() -> None:
 
 
 def test_make_targets_in_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z-]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"quickstart", "test"} <= named <= targets
