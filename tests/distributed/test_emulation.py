@@ -43,4 +43,3 @@ def test_synchronous_batches_pay_for_filling_and_draining(outcomes):
         times = {name: [batch for turn in own for batch in turn] for name, (own, _) in outcome.turns.items()}
         assert statistics.median(times["torch-1f1b"]) >= 0.99 * fill
         assert statistics.median(times["megatron-1f1b"]) >= 0.99 * fill
-        assert min(times["2bw"]) < statistics.median(times["megatron-1f1b"])
