@@ -247,8 +247,10 @@ class Loop:
             self._complete(self._reports.pop(batch))
         if not report.shared or report.shared[1] == 0:
             return None
-        # Before its next update a stage may start this many batches more; all ranks can stop after them.
-        return batch + max(3, args.pipeline_model_parallel_size)
+        # Some stage may have started this many batches more; all ranks can stop after them. An update that is launched
+        # at once is reported before the next one.
+        stages = args.pipeline_model_parallel_size
+        return batch + (max(3, stages) if args.update_launch == "at-once" else max(2, stages - 1))
 
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
         """Report a batch that is complete on every chunk of this rank."""
