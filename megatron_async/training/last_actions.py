@@ -135,6 +135,7 @@ class LastActions(Callback):
     def on_train_begin(self, loop: "Loop") -> None:
         self._begin("start", loop.args.iteration)
         self._board = Board(job_store().clone(), dist.get_world_size())
+        self._board.publish(replace(self._own, published=time.time()))  # a rank may stop before the thread's first turn
         self._thread.start()
 
     def on_action(self, kind: str, batch: int) -> None:
