@@ -11,6 +11,7 @@ import torch.distributed as dist
 from benchmarks import megatron_contenders, reference, torch_contenders
 from benchmarks.contenders import LIMIT, Contender, Refused
 from benchmarks.stack import Cell, SleepingLayer
+from megatron_async.mcore.parallel import shut_down
 
 InTurns = dict[str, tuple[list[list[float]], list[list[float]]]]
 """Milliseconds by turn and batch, for each contender: its turns, and the limit's turns before them."""
@@ -60,6 +61,8 @@ def run(cell: Cell, names: Sequence[str]) -> Outcome:
 
     others = [name for name in contenders if name != LIMIT]
     outcome.turns = in_rounds(take, others, cell.rounds, each=cell.pace is None)
+    dist.barrier()
+    shut_down()
     return outcome
 
 

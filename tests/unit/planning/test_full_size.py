@@ -67,7 +67,7 @@ def to_bf16(module: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[None]:
+def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[FakeTensorMode]:
     """One rank whose collectives give it its own values, and tensors without memory."""
 
     def gather(objects: list[Any], own: Any, group: Any = None) -> None:
@@ -80,15 +80,15 @@ def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[None]
     monkeypatch.setattr(ownership, "check", lambda ranks, chosen: [])  # needs the shards of the other ranks
     monkeypatch.setattr(dist, "all_gather_object", gather)
     monkeypatch.setattr(torch.nn.Module, "bfloat16", to_bf16)
-    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
         stack.callback(parallel.shut_down)
-        yield
+        yield mode
 
 
-def fake_bytes() -> int:
-    """Bytes of all storages of fake tensors that Python reaches."""
+def fake_bytes(mode: FakeTensorMode) -> int:
+    """Bytes of all storages of a mode's fake tensors that Python reaches."""
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor)]
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor) and thing.fake_mode is mode]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -101,14 +101,13 @@ def test_a_stage_holds_what_is_planned(monkeypatch: pytest.MonkeyPatch, name: st
     args = arguments.parse([*line, "--dry-run"])
     stage = rank // (64 // args.pipeline_model_parallel_size)
     planned = plan(args).bytes_by_kind[stage]
-    before = fake_bytes()
-    with alone_among_64(monkeypatch, rank):
+    with alone_among_64(monkeypatch, rank) as mode:
         loop = run.build(arguments.parse(line))
         optimizer_state.complete(loop.optimizer)
         for owner, _, param in master_params(loop.optimizer):
             if param.gradient_delay > 0:  # type: ignore[attr-defined]
                 owner.state[param][PREVIOUS_UPDATE] = torch.zeros_like(param)
-        held = fake_bytes() - before
+        held = fake_bytes(mode)
         del loop
     expected = sum(size for kind, size in planned.items() if kind != "activations")
     assert held == pytest.approx(expected, rel=SHARE), planned
