@@ -92,7 +92,7 @@ def _variables(gpus: int) -> Iterator[Finding]:
     name, value = "CUDA_DEVICE_MAX_CONNECTIONS", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     old = gpus > 0 and torch.cuda.get_device_capability(0)[0] < _BLACKWELL
     if value is None:
-        yield Finding(name, "OK", "not set; a run with tensor parallelism sets it to 1")
+        yield Finding(name, "OK", "not set; a run with tensor parallelism sets it to 1, another one to 32")
     elif value == "1":
         change = "unset it, except for tensor parallelism before Blackwell: all streams share one hardware queue"
         yield unless(gpus == 0, "WARN", name, "1", change)

@@ -18,8 +18,9 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from megatron_async.mcore.optimizer import gathers_whole_parameters, publish_weights
+from megatron_async.mcore.optimizer import gathering_buckets, gathers_whole_parameters, publish_weights
 from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
+from megatron_async.optim.layout import layout_of
 from megatron_async.optim.step import MasterStep, StepContext
 from megatron_async.pipeline.collectives import Sums, UpdateCollectives
 from megatron_async.pipeline.decision import Decision, UpdateRule
@@ -28,6 +29,7 @@ from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, poll_in_order
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.platform.gpu import runs_streams_beside_each_other
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class Launch(Enum):
     AT_UPDATE = "at the update"
     """Each collective when the one before it is found complete; the step at U. For CPUs."""
     WHEN_KNOWN = "when the norm is known"
-    """As before, but the step as soon as the host finds the norm. For GPUs. Nothing that waits is ever launched, so one
-    hardware queue is enough; with several, the simulation hides the update as well as with AT_ONCE."""
+    """As before, but the step as soon as the host finds the norm. For GPUs. Ranks find it at different moments: where
+    the step has collectives, it must not hold up the compute that other ranks need to come that far."""
     AT_ONCE = "at once"
     """The whole chain at R. The device clips and decides whether the step applies; the host reads the norm before the
     next step, a whole batch later. The host must be able to launch a step while the device does not start it."""
@@ -122,7 +124,10 @@ class DeferredUpdate:
             timeout=timeout,
         )
         # The layer-wise optimizer gathers over groups of Megatron's, so at a fixed place.
-        self._launch = Launch.AT_UPDATE if gathers_whole_parameters(optimizer) else launch
+        early = not gathers_whole_parameters(optimizer) and (
+            launch is not Launch.WHEN_KNOWN or not self._step_has_collectives() or runs_streams_beside_each_other()
+        )
+        self._launch = launch if early else Launch.AT_UPDATE
         self._streams: Any = torch.get_device_module(device())
         self._stream = self._streams.Stream(priority=-1)  # before compute, where both are ready
         self._in_flight: dict[int, Reduction] = {}
@@ -195,6 +200,13 @@ class DeferredUpdate:
         if report.skipped:
             self._master_step.take_back()
         return report
+
+    def _step_has_collectives(self) -> bool:
+        """Whether ranks meet in a step: they gather weights, or orthogonalize matrices that are cut among them."""
+        gathers = any(
+            buckets.intra_distributed_optimizer_instance_size > 1 for buckets in gathering_buckets(self._chunk)
+        )
+        return gathers or any(layout_of(param).shards is not None for param in self._model_params)
 
     def _beside(self) -> AbstractContextManager[None]:
         """Launch on the stream beside the compute."""

@@ -9,6 +9,9 @@ from typing import Any
 
 from megatron_async.platform.packages import APEX, TRANSFORMER_ENGINE, OptionalPackage
 
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_MOST_QUEUES = 32
+"""The largest value that CUDA takes, and more than a rank has streams; its default is 8."""
 _FLIGHT_RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
@@ -17,12 +20,19 @@ def set_environment(tensor_parallel: bool) -> None:
 
     Args:
         tensor_parallel: before Blackwell, Megatron demands one hardware queue for tensor parallelism. Without it the
-            update and the links need several: in one queue, a kernel that waits holds up all that were launched later.
+            update and the links get as many as CUDA has: in one queue, a kernel that waits holds up all that were
+            launched later, and streams that outnumber the queues share them.
     """
-    if tensor_parallel:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    os.environ.setdefault(_QUEUES, "1" if tensor_parallel else str(_MOST_QUEUES))
     # A kernel that is loaded at its first launch synchronizes the device, posted receives included.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def runs_streams_beside_each_other() -> bool:
+    """Whether a stream that waits never holds up another one: there is a hardware queue for each."""
+    import torch
+
+    return torch.cuda.is_available() and int(os.environ.get(_QUEUES, "8")) >= _MOST_QUEUES
 
 
 # Arguments of --transformer-impl local without a package: (package, argparse destination, value).

@@ -97,7 +97,7 @@ def test_a_run_that_needs_a_missing_package_is_refused_with_both_ways_out(instal
 
 
 @pytest.mark.parametrize(
-    ("set_before", "tensor_parallel", "connections"), [(None, False, None), (None, True, "1"), ("8", True, "8")]
+    ("set_before", "tensor_parallel", "connections"), [(None, False, "32"), (None, True, "1"), ("8", True, "8")]
 )
 def test_what_cuda_reads_at_its_start(monkeypatch, set_before, tensor_parallel, connections):
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
