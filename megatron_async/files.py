@@ -48,11 +48,11 @@ class JsonLines:
     """A new file of JSON objects, one a line, flushed line by line; `rows` come first. NaN and infinity become null."""
 
     def __init__(self, path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_atomically(path, "".join(map(_line, rows)))
+        write_atomically(path, "".join(map(json_line, rows)))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(_line(row))
+        self._file.write(json_line(row))
         self._file.flush()
 
     def close(self) -> None:
@@ -83,7 +83,8 @@ def parse_json_lines(text: str, source: str) -> Iterator[tuple[str, dict[str, An
         yield place, row
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row of a JSON-lines file; NaN and infinity become null."""
     return json.dumps(_finite(row)) + "\n"
 
 

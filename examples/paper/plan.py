@@ -1,0 +1,273 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The runs behind a table of the paper, from the files in tables/ and scales/.
+
+A row's runs are a grid of learning rates on the synchronous twin with the first seed, then every variant and seed at
+the rate whose loss was the lowest.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples import pretrain
+
+FOLDER = Path(__file__).resolve().parent
+RECIPE_TABLES = ("cluster", "arguments", "pipeline", "gradient-delay", "schedule", "optimizer")
+DELAY_OPTIONS = {
+    *("gradient-delay", "pipeline-schedule", "staleness-correction", "correction-strength"),
+    *("sync-start-iters", "sync-cooldown-iters"),
+}
+"""The options that a run and its synchronous twin may differ in."""
+
+Options = Mapping[str, Any]
+Loss = Callable[["Run"], float | None]
+"""Validation loss of a run: None as long as it is not done, NaN if it diverged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        row, variant: name of the row and of the variant.
+        rate: peak learning rate.
+        seed: of weights and data order.
+        words: command line of `megatron_async.pretrain`, without files.
+    """
+
+    row: str
+    variant: str
+    rate: float
+    seed: int
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Unique among runs of a scale; runs of several tables that agree in it are one run."""
+        return f"{self.row}_{self.variant}_lr{self.rate:g}_seed{self.seed}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return options(self.words)
+
+    @property
+    def processes(self) -> int:
+        return int(self.options.get("pipeline-model-parallel-size", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the paper.
+
+    Attributes:
+        name, title: of its file, and its heading.
+        seeds: the first one also serves the grid.
+        variants: options of each; the first is the synchronous twin, the second the delay that nothing corrects.
+        rows: `optimizer`, optionally `name`, `variants` and `arguments`, and `paper`: losses by scale and variant.
+    """
+
+    name: str
+    title: str
+    seeds: tuple[int, ...]
+    variants: Mapping[str, Options]
+    rows: tuple[Options, ...]
+
+    @property
+    def twin(self) -> str:
+        return next(iter(self.variants))
+
+    @property
+    def plain(self) -> str:
+        return tuple(self.variants)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A model with its data and learning rates.
+
+    Attributes:
+        name: of the file, with `-quick` for its shorter form.
+        recipe: as in examples/recipes.
+        grid: peak learning rates by optimizer, `default` for the others. Empty: the recipe's.
+        seconds: of one run, estimated; 0 if unknown.
+        pipelines: run delays as pipelines, not in one process.
+    """
+
+    name: str
+    recipe: Mapping[str, Any]
+    grid: Mapping[str, Sequence[float]]
+    seconds: float
+    pipelines: bool
+
+
+def options(words: Sequence[str]) -> dict[str, str]:
+    """Options of a command line without their dashes; a later one wins, a switch is "true"."""
+    found: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found[word[2:]] = "true" if following.startswith("--") else following
+    return found
+
+
+def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] = ()) -> Table:
+    """A table, with `rows` and `variants` only if given, in that order of rows.
+
+    Raises:
+        ValueError: unknown name, row or variant, or a doubled seed or row.
+    """
+    path = FOLDER / "tables" / f"{name}.toml"
+    if not path.is_file():
+        raise ValueError(f"{name}: no such table. Known: {', '.join(_stems('tables'))}.")
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    known = {row_name(row): row for row in content["rows"]}
+    problems = [f"--rows {row}: {name} has {', '.join(known)}." for row in rows if row not in known]
+    chosen = content["variants"]
+    problems += [f"--variants {each}: {name} has {', '.join(chosen)}." for each in variants if each not in chosen]
+    if len(known) < len(content["rows"]):
+        problems.append(f"{path}: two rows have one name.")
+    if len(set(content["seeds"])) < len(content["seeds"]):
+        problems.append(f"{path}: seeds {content['seeds']} has a seed twice.")
+    if problems:
+        raise ValueError("\n".join(problems))
+    kept = [each for each in chosen if not variants or each in variants or each in list(chosen)[:2]]
+    return Table(
+        name,
+        content["title"],
+        tuple(content["seeds"]),
+        {each: chosen[each] for each in kept},
+        tuple(known[row] for row in rows or known),
+    )
+
+
+def read_scale(name: str, *, quick: bool, pipelines: bool) -> Scale:
+    """A scale: a file in scales/, or a recipe of examples/recipes whose name ends in it.
+
+    Raises:
+        ValueError: unknown name, or `quick` for a scale that has no shorter form.
+    """
+    path = FOLDER / "scales" / f"{name}.toml"
+    if not path.is_file():
+        return Scale(name, pretrain.read(_recipe(name, quick)), {}, 0.0, pipelines=True)
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    recipe = {table: values for table, values in content.items() if table in RECIPE_TABLES}
+    if quick:
+        recipe["arguments"] = recipe["arguments"] | content["quick"]
+    seconds = content["cost"]["quick" if quick else "seconds"]
+    return Scale(f"{name}-quick" if quick else name, recipe, content["grid"], seconds, pipelines)
+
+
+def _recipe(name: str, quick: bool) -> str:
+    found = [file.stem for file in pretrain.RECIPES.glob("*.toml") if name in file.stem.split("-")]
+    if len(found) != 1:
+        known = [*_stems("scales"), *(file.stem for file in sorted(pretrain.RECIPES.glob("*.toml")))]
+        raise ValueError(f"--scale {name}: no such scale, or several. Known: {', '.join(known)}.")
+    if quick:
+        raise ValueError(f"--quick: {name} has no shorter form. Use --scale toy.")
+    return found[0]
+
+
+def _stems(folder: str) -> list[str]:
+    return sorted(file.stem for file in (FOLDER / folder).glob("*.toml"))
+
+
+def row_name(row: Options) -> str:
+    return str(row.get("name", row["optimizer"]))
+
+
+def variants_of(table: Table, row: Options) -> list[str]:
+    """Variants that a row has: those that it names, or those for which the paper has a loss, and the first two."""
+    named = set(row.get("variants", [each for losses in row["paper"].values() for each in losses]))
+    return [each for each in table.variants if each in named | {table.twin, table.plain}]
+
+
+def grid(scale: Scale, row: Options) -> list[float]:
+    """Peak learning rates of a row."""
+    if scale.grid:
+        return list(scale.grid.get(row["optimizer"], scale.grid["default"]))
+    own = scale.recipe.get("optimizer", {}).get(row["optimizer"], {})
+    return [float(own.get("lr", scale.recipe["arguments"]["lr"]))]
+
+
+def make_run(table: Table, scale: Scale, row: Options, variant: str, rate: float, seed: int) -> Run:
+    """The run of one cell and seed."""
+    values = {"optimizer": row["optimizer"], "lr": rate, "seed": seed, **row.get("arguments", {})}
+    values |= table.variants[variant]
+    if (share := values.pop("sync-start-share", None)) is not None:
+        values["sync-start-iters"] = round(share * scale.recipe["arguments"]["train-iters"])
+    delay = values["gradient-delay"]
+    if scale.pipelines:
+        del values["gradient-delay"]
+        values["pipeline-schedule"] = "2bw" if delay else "1f1b"
+    words = pretrain.resolve(scale.recipe, "sync", list(pretrain.words(values)))
+    return Run(row_name(row), variant, rate, seed, tuple(words))
+
+
+def grid_runs(table: Table, scale: Scale, row: Options) -> list[Run]:
+    """The runs that choose a row's learning rate."""
+    return [make_run(table, scale, row, table.twin, rate, table.seeds[0]) for rate in grid(scale, row)]
+
+
+def best_rate(runs: Sequence[Run], loss: Loss) -> float | None:
+    """The rate of the lowest loss, or None as long as one of the runs is not done.
+
+    Raises:
+        ValueError: every run diverged.
+    """
+    if len(runs) == 1:
+        return runs[0].rate
+    losses = {run.rate: found for run in runs if (found := loss(run)) is not None}
+    if len(losses) < len(runs):
+        return None
+    finite = {rate: found for rate, found in losses.items() if found == found}
+    if not finite:
+        raise ValueError(f"{runs[0].row}: diverges at every rate of its grid {sorted(losses)}. Give smaller rates.")
+    return min(finite, key=lambda rate: finite[rate])
+
+
+def cells(table: Table, scale: Scale, row: Options, rate: float) -> list[Run]:
+    """Every variant and seed of a row at one rate, seed by seed."""
+    return [
+        make_run(table, scale, row, variant, rate, seed) for seed in table.seeds for variant in variants_of(table, row)
+    ]
+
+
+def known_runs(table: Table, scale: Scale, loss: Loss) -> Iterator[Run]:
+    """Runs that can be named now, in their order: a row's cells follow when its rate is known."""
+    for row in table.rows:
+        first = grid_runs(table, scale, row)
+        rate = best_rate(first, loss)
+        yield from {run.name: run for run in [*first, *(cells(table, scale, row, rate) if rate else [])]}.values()
+
+
+def count(tables: Sequence[Table], scale: Scale) -> int:
+    """Number of different runs behind tables, those of rates that are not known yet included."""
+    found: set[tuple[str, str, int]] = set()
+    for table in tables:
+        for row in table.rows:
+            found |= {(row_name(row), variant, seed) for variant in variants_of(table, row) for seed in table.seeds}
+            found |= {(row_name(row), "grid", index) for index in range(1, len(grid(scale, row)))}
+    return len(found)
+
+
+def differences(one: Options, other: Options) -> set[str]:
+    """Names of the options in which two runs differ."""
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def check_twins(runs: Sequence[Run], twin: str) -> None:
+    """Every run has one twin of its row, rate and seed that differs in nothing but the delay.
+
+    Raises:
+        ValueError: names the first run without one and the options that differ.
+    """
+    if repeated := {run.name for run in runs if sum(run.name == other.name for other in runs) > 1}:
+        raise ValueError(f"planned twice: {', '.join(sorted(repeated))}")
+    twins = {(run.row, run.rate, run.seed): run for run in runs if run.variant == twin}
+    for run in runs:
+        other = twins.get((run.row, run.rate, run.seed))
+        if other is None:
+            raise ValueError(f"{run.name} has no {twin} twin of the same rate and seed")
+        if wrong := differences(run.options, other.options) - DELAY_OPTIONS:
+            raise ValueError(f"{run.name} and its twin differ in more than the delay: {', '.join(sorted(wrong))}")
