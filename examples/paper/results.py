@@ -84,10 +84,10 @@ class Cell:
 
 
 def recovered_share(gaps: Mapping[int, float], plain: Mapping[int, float]) -> float | None:
-    """1 - gap / plain gap, of the means over the seeds that both have."""
+    """1 - gap / plain gap, of the means over the seeds that both have; None if one diverged or nothing was lost."""
     common = gaps.keys() & plain.keys()
-    below = sum(plain[seed] for seed in common)
-    return 1 - sum(gaps[seed] for seed in common) / below if below > 0 else None
+    left, lost = (sum(values[seed] for seed in common) for values in (gaps, plain))
+    return 1 - left / lost if lost > 0 and not math.isnan(left) else None
 
 
 def cells(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Iterator[Cell]:
@@ -177,7 +177,7 @@ def figure(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Figure:
     for axes, source in zip(panels, [None, *papers], strict=True):
         for place, (variant, color) in enumerate(zip(variants, COLORS, strict=False)):
             bars = [(rows.index(cell.row), *_gap(cell, source)) for cell in found if cell.variant == variant]
-            bars = [bar for bar in bars if bar[1] is not None and not math.isnan(bar[1])]
+            bars = [bar for bar in bars if bar[1] is not None]
             width = 0.8 / len(variants)
             steps = [row + (place - (len(variants) - 1) / 2) * width for row, _, _ in bars]
             heights, errors = [bar[1] for bar in bars], [bar[2] for bar in bars]
@@ -193,11 +193,13 @@ def figure(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Figure:
 
 
 def _gap(cell: Cell, source: str | None) -> tuple[float | None, float]:
-    """Mean gap and its spread; the paper's has none."""
+    """Mean gap and its spread; None for a variant with a run that diverged. The paper has no spread."""
     if source is not None:
         return cell.paper.get(source, (None, None))[1], 0.0
     gaps = list(cell.gaps.values())
-    return (statistics.fmean(gaps) if gaps else None), (statistics.stdev(gaps) if len(gaps) > 1 else 0.0)
+    if not gaps or any(math.isnan(gap) for gap in gaps):
+        return None, 0.0
+    return statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else 0.0
 
 
 def write(table: plan.Table, scale: plan.Scale, losses: Losses) -> None:
