@@ -106,7 +106,9 @@ def test_the_table_has_every_number():
     assert all(cell.rate == 0.016 and not cell.edge for cell in found.values())
     lines = results.markdown(table, TOY, made_up).splitlines()
     assert lines[2].startswith("12 of 12 runs are done.")
-    assert lines[-1].startswith("| muon | error-feedback | 0.016 | 3 | 3.0447 ± 0.0240 | +0.0400 ± 0.0200 | 75% | 2.583")
+    assert lines[-1].startswith(
+        "| muon | error-feedback | 0.016 | 3 | 3.0447 ± 0.0240 | +0.0400 ± 0.0200 | 75% | 2.583"
+    )
 
 
 def test_a_table_of_some_runs_says_how_many():
@@ -186,7 +188,7 @@ def test_runs_are_done_once_and_continued(tmp_path, fakes):
 
 def test_a_run_that_fails_ends_the_others(tmp_path, fakes):
     losses = results.Losses(tmp_path / "losses.jsonl")
-    with pytest.raises(execute.RunFailed, match="(?s)adam_synchronous.*status 1.*the end"):
+    with pytest.raises(execute.RunFailed, match=r"(?s)adam_synchronous.*status 1.*the end"):
         execute.run_all([plan.read_table("table1", rows=["adam"])], TOY, losses, [], 2, Console(quiet=True))
     assert not losses.path.exists()
 
