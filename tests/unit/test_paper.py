@@ -16,7 +16,8 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from examples.paper import cluster, execute, plan, results, run  # noqa: E402
+from examples.paper import cluster, execute, plan, results  # noqa: E402
+from examples.paper import run as command  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.files import JsonLines  # noqa: E402
 from tools import report  # noqa: E402
@@ -83,7 +84,7 @@ def test_a_doubled_seed_or_row_is_refused(tmp_path, monkeypatch, doubled):
     "words", ("table9", "table1 --rows sgd", "table1 --variants wish", "table1 --scale 1b", "table1 --scale 2b --quick")
 )
 def test_wrong_usage_starts_nothing(capsys, words):
-    assert run.main(words.split()) == 2
+    assert command.main(words.split()) == 2
     assert "run.py: " in capsys.readouterr().err
 
 
@@ -115,7 +116,7 @@ def test_a_table_of_some_runs_says_how_many():
     table = plan.read_table("table2", rows=["muon", "adam"], variants=["error-feedback", "gradient-error-feedback"])
 
     def some(run: plan.Run) -> float | None:
-        if run.row == "adam" and run.rate == 0.004 or run.seed == 3 and run.variant == table.twin:
+        if (run.row == "adam" and run.rate == 0.004) or (run.seed == 3 and run.variant == table.twin):
             return None
         return made_up(run)
 
@@ -195,10 +196,10 @@ def test_a_run_that_fails_ends_the_others(tmp_path, fakes):
 
 def test_a_cluster_gets_an_array_of_jobs(tmp_path, monkeypatch, capsys):
     words = ["table1", "--scale", "135m", "--rows", "muon", "--output", str(tmp_path)]
-    assert run.main(words) == 2 and "TOKENIZER and DATA not set" in capsys.readouterr().err
+    assert command.main(words) == 2 and "TOKENIZER and DATA not set" in capsys.readouterr().err
     monkeypatch.setenv("TOKENIZER", "t")
     monkeypatch.setenv("DATA", "d")
-    assert run.main(words) == 0
+    assert command.main(words) == 0
     jobs = [shlex.split(line) for line in (tmp_path / "jobs.txt").read_text(encoding="utf-8").splitlines()]
     assert len(jobs) == 6
     found = [plan.options(job) for job in jobs]
