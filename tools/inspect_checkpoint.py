@@ -82,6 +82,7 @@ def _state(content: Manifest) -> dict[str, Any]:
         "correction": saved.get("staleness_correction"),
         "previous_update": saved.get("has_previous_update", False),
         "consumed_train_samples": saved.get("consumed_train_samples"),
+        "optimizer": "missing: loads with --no-load-optim or --finetune" if saved.get("no_save_optim") else "saved",
     }
 
 

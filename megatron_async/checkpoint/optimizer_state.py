@@ -17,6 +17,10 @@ from megatron_async.mcore.optimizer import inner_optimizers, master_params, memb
 from megatron_async.optim.corrections import PREVIOUS_UPDATE
 
 _EXPERTS = "is_expert_parallel"
+# Settings by which Megatron tells groups apart, but which a resumed run may change.
+_RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
+# What a group takes from the checkpoint; every other setting is this run's.
+_PROGRESS = ("params", "step", "lr", "weight_decay")
 
 
 def complete(optimizer: MegatronOptimizer) -> None:
@@ -45,8 +49,9 @@ def expect_previous_update(optimizer: MegatronOptimizer) -> None:
 def fit(optimizer: MegatronOptimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Fit a checkpoint's state besides tensors to this run's tree of optimizers.
 
-    Each parameter group gets the settings of a saved group that agrees in all that Megatron tells groups apart by,
-    except whether they hold experts. Step counts are equal, unless updates of one of WPipe's chunks were skipped.
+    Each parameter group gets the progress of a saved group that agrees in all that Megatron tells groups apart by,
+    except whether they hold experts and their rates. Hyper-parameters are this run's. Step counts are equal, unless
+    updates of one of WPipe's chunks were skipped.
     """
     if "optimizer" in state:
         state["optimizer"] = _fitted(list(_leaves(state["optimizer"])), optimizer)
@@ -66,14 +71,16 @@ def _fitted(leaves: list[dict[str, Any]], optimizer: MegatronOptimizer) -> Any:
         if all(_kind(group) in known for group in groups):
             result = copy.deepcopy(leaf)
             _torch_state(result)["param_groups"] = [
-                copy.deepcopy(known[_kind(group)]) | {_EXPERTS: group[_EXPERTS]} for group in groups
+                copy.deepcopy(known[_kind(group)])
+                | {name: value for name, value in group.items() if name not in _PROGRESS}
+                for group in groups
             ]
             return result
     return copy.deepcopy(leaves[0])  # Megatron names the missing group
 
 
 def _kind(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(group.get(key) for key in param_group_identifier_keys if key != _EXPERTS)
+    return tuple(group.get(key) for key in param_group_identifier_keys if key not in (_EXPERTS, *_RATES))
 
 
 def _leaves(saved: Any) -> Iterator[dict[str, Any]]:

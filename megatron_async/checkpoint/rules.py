@@ -2,8 +2,9 @@
 """Rules for saving, and for the run that resumes from a checkpoint; checked before anything is loaded.
 
 Free to change: the layout (pipeline, tensor, data and expert parallel sizes, micro-batch size), the pipeline schedule,
-the gradient delay, the strength of its correction, intervals, logging, and the length of the run if --lr-decay-iters
-stays the same. A correction may begin or, except weight prediction, end; it may not become another one.
+the gradient delay, the strength of its correction, hyper-parameters of the optimizer, intervals, logging, and the
+length of the run if --lr-decay-iters stays the same. A correction may begin or, except weight prediction, end; it may
+not become another one. The learning rate may change if the command line says which side wins.
 Fixed: all that the weights, the optimizer's state or the order of samples depend on.
 """
 
@@ -14,19 +15,26 @@ from typing import Any
 
 from megatron_async.checkpoint import folder
 from megatron_async.checkpoint.manifest import json_value
+from megatron_async.mcore import checkpoint as distributed
 
 _MODEL = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels group_query_attention "
     "max_position_embeddings position_embedding_type normalization swiglu add_bias_linear add_qkv_bias qk_layernorm "
     "untie_embeddings_and_output_weights vocab_size make_vocab_size_divisible_by num_experts moe_ffn_hidden_size "
-    "moe_router_topk moe_shared_expert_intermediate_size"
+    "moe_router_topk moe_shared_expert_intermediate_size norm_epsilon rotary_base rotary_percent rotary_interleaved "
+    "rotary_seq_len_interpolation_factor squared_relu window_size softmax_type moe_router_score_function "
+    "moe_router_pre_softmax moe_router_topk_scaling_factor"
 ).split()
 _OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
 _DATA = "seed seq_length global_batch_size data_path split mock_data tokenizer_type dataloader_type".split()
-# Megatron compares these itself while loading, unless an option says which side wins.
-_LEARNING_RATE = (
-    "lr min_lr lr_warmup_iters lr_warmup_fraction lr_decay_style lr_decay_iters start_weight_decay end_weight_decay"
-).split()
+# Learning rate and weight decay by position in the run; an option says which side wins.
+_WSD = "lr_wsd_decay_style lr_wsd_decay_iters lr_wsd_decay_samples".split()
+_SCHEDULE = [
+    *"lr min_lr decoupled_lr decoupled_min_lr lr_warmup_init lr_warmup_iters lr_warmup_samples".split(),
+    *"lr_warmup_fraction lr_decay_style lr_decay_iters lr_decay_samples".split(),
+    *_WSD,
+    *"start_weight_decay end_weight_decay weight_decay_incr_style".split(),
+]
 # Derived by Megatron from another option.
 _GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
 # Optimizers with tensors for whole matrices of a tensor-parallel rank, which cannot be split in another way.
@@ -74,6 +82,8 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--max-consecutive-skips {skips}: must be at least 1."
     if args.load:
         yield from _loading(args, Path(args.load))
+    if args.save and not args.skip_train:
+        yield from _replaced(args)
 
 
 def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
@@ -82,10 +92,80 @@ def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
     except (ValueError, OSError) as error:
         yield str(error)
         return
-    if entry is None and args.exit_on_missing_checkpoint and folder.pointer(root) != folder.RELEASE:
+    if entry is None:
+        if folder.pointer(root) != folder.RELEASE:
+            yield from _nothing_to_load(args, root)
+        return
+    if args.finetune:
+        return
+    saved = arguments_of(entry)
+    if saved.get("no_save_optim") and not args.no_load_optim:
+        yield (
+            f"--load {root}: {entry.path} holds no optimizer state (it was saved with --no-save-optim). Give "
+            "--no-load-optim to go on with a new one at the checkpoint's iteration, or --finetune to begin at 0."
+        )
+    yield from differences(args, saved, entry.path)
+
+
+def _nothing_to_load(args: argparse.Namespace, root: Path) -> Iterator[str]:
+    """A mistyped folder must not train from random weights. A run that continues itself finds nothing at first."""
+    begins = args.save is not None and same_folder(root, args.save) and not args.finetune
+    if args.pretrained_checkpoint is not None:
+        pretrained = Path(args.pretrained_checkpoint)
+        if not folder.checkpoints(pretrained) and folder.pointer(pretrained) != folder.RELEASE:
+            yield f"--pretrained-checkpoint {pretrained}: no checkpoint there. Correct the folder."
+    elif args.exit_on_missing_checkpoint:
         yield f"--load {root}: no checkpoint there, and --exit-on-missing-checkpoint is given."
-    if entry is not None and entry.manifest is not None and not args.finetune:
-        yield from differences(args, entry.manifest.arguments, entry.path)
+    elif not begins:
+        yield (
+            f"--load {root}: no checkpoint there. Correct the folder, or leave --load out to begin with random "
+            "weights. (Only a run that saves to the same folder and continues itself may begin without one.)"
+        )
+
+
+def _replaced(args: argparse.Namespace) -> Iterator[str]:
+    """A second start of the same command must not begin again and replace what the first one saved."""
+    root = Path(args.save)
+    if args.load is not None and same_folder(args.load, root) and not args.finetune:
+        return
+    there = folder.newest(root)
+    source = folder.newest(Path(args.load)) if args.load is not None and not args.finetune else None
+    start = source.iteration if source is not None else 0
+    if there is None or there.iteration <= start:
+        return
+    way = f"--load {root}"
+    if args.finetune:
+        way += (
+            f" without --finetune (one command for every start: --pretrained-checkpoint {args.load} --load {root} "
+            f"--save {root})"
+        )
+    yield (
+        f"--save {root} holds a checkpoint of iteration {there.iteration}, and this run would begin at {start} and "
+        f"replace it. To continue that run give {way}. To begin again name another folder."
+    )
+
+
+def same_folder(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths name one folder."""
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def arguments_of(entry: folder.Found) -> Mapping[str, Any]:
+    """Arguments of the run that saved a checkpoint, as JSON values; without a manifest, Megatron's."""
+    if entry.manifest is not None:
+        return entry.manifest.arguments
+    return {name: json_value(value) for name, value in vars(distributed.arguments_of(entry.path)).items()}
+
+
+def take_schedule(args: argparse.Namespace) -> None:
+    """With --use-checkpoint-opt_param-scheduler: take the checkpoint's learning rate and weight decay."""
+    if not args.use_checkpoint_opt_param_scheduler or not args.load or args.finetune or args.no_load_optim:
+        return
+    root = Path(args.load)
+    entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
+    if entry is not None:
+        saved = arguments_of(entry)
+        vars(args).update({name: value for name, value in _schedule(saved).items() if hasattr(args, name)})
 
 
 def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
@@ -107,9 +187,9 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     yield from _correction(args, saved, path)
     if args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler:
         return
-    new, old = _learning_rate(vars(args)), _learning_rate(saved)
+    new, old = _schedule(vars(args)), _schedule(saved)
     for name in old:
-        if new[name] != old[name]:
+        if name in new and new[name] != old[name]:
             yield (
                 f"--{name.replace('_', '-')} is {new[name]}, but {path} was saved with {old[name]}. Give the saved "
                 "value, or choose a side: --override-opt-param-scheduler (this one) or "
@@ -128,9 +208,14 @@ def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     )
 
 
-def _learning_rate(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that shape the learning rate; by default it decays over the whole run."""
-    values = {name: json_value(arguments[name]) for name in _LEARNING_RATE if name in arguments}
-    if values.get("lr_decay_iters", 0) is None:
-        values["lr_decay_iters"] = arguments["train_iters"]
+def _schedule(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that shape learning rate and weight decay; by default both change over the whole run."""
+    values = {name: json_value(arguments[name]) for name in _SCHEDULE if name in arguments}
+    for unit in ("iters", "samples"):
+        if values.get(f"lr_decay_{unit}", 0) is None:
+            values[f"lr_decay_{unit}"] = arguments.get(f"train_{unit}")
+    if values.get("lr_decay_style") != "WSD":
+        values = {name: value for name, value in values.items() if name not in _WSD}
+    if values.get("weight_decay_incr_style", "constant") != "constant":
+        values |= {name: arguments.get(name) for name in ("train_iters", "train_samples")}
     return values

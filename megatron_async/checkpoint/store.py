@@ -87,7 +87,8 @@ class Checkpoints:
             )
         optimizer_state.complete(self._optimizer)
         self.saved = args.iteration if found else None
-        self.scheduler_steps = getattr(saved, "scheduler_steps", ())
+        if not args.finetune:
+            self.scheduler_steps = getattr(saved, "scheduler_steps", ())
 
     def _continues_correction(self, saved: argparse.Namespace) -> bool:
         """Whether the saved previous update is one of this run's: both delay the same parameters."""

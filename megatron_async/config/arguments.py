@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from megatron_async import platform
+from megatron_async.checkpoint import rules as checkpoint_rules
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
@@ -64,6 +65,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems.append(objection)  # Megatron stops at its first one
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
+    checkpoint_rules.take_schedule(args)
     if args.dry_run:
         dry_run.pad_vocabulary(args)
     # Megatron changes some arguments while it builds the model; a checkpoint is compared with these.

@@ -157,6 +157,7 @@ def test_slurm_requeues_on_the_documented_status_only(tmp_path: Path, status: in
     [
         (("--load", "c"), {}, "--save is not among"),
         (("--save", "c"), {}, "--load is not among"),
+        (("--save", "c", "--load", "b", "--finetune"), {}, "--pretrained-checkpoint instead"),
         (("--save", "c", "--load", "c"), {"SLURM_RESTART_COUNT": "50"}, "restarted 50 times"),
     ],
 )
