@@ -23,7 +23,7 @@
 FROM nvcr.io/nvidia/pytorch:25.12-py3
 
 WORKDIR /opt/megatron-async
-COPY setup.py pyproject.toml README.md LICENSE Makefile constraints.txt ./
+COPY setup.py pyproject.toml MANIFEST.in README.md LICENSE CHANGELOG.md CITATION.cff SECURITY.md Makefile constraints.txt ./
 COPY megatron_async ./megatron_async
 COPY benchmarks ./benchmarks
 COPY docs ./docs

@@ -57,12 +57,12 @@ $(GPU_STAMP): $(STAMP)
 	touch $(GPU_STAMP)
 
 quickstart: setup ## train 1F1B, 2BW and 2BW with error feedback on two CPU processes; MODEL=tiny ITERS=100
-	$(VENV_PYTHON) examples/quickstart/quickstart.py --model $(MODEL) $(if $(ITERS),--iters $(ITERS))
+	$(VENV)/bin/megatron-async quickstart --model $(MODEL) $(if $(ITERS),--iters $(ITERS))
 
 lint: setup ## style, formatting and types
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
-	$(VENV_PYTHON) -m mypy megatron_async benchmarks tools/data tools/report.py
+	$(VENV_PYTHON) -m mypy megatron_async benchmarks
 
 test: setup lint ## lint, then every test that needs no GPU
 	$(VENV_PYTHON) -m pytest

@@ -22,11 +22,21 @@ setup(
     name="megatron_async",
     version=_version(),
     description="Megatron-Core training with a bubble-free pipeline and one-step-old gradients",
+    author="the megatron_async authors",
+    keywords="Megatron pipeline-parallel asynchronous PipeDream Muon pretraining",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     packages=find_packages(include=["megatron_async", "megatron_async.*"]),
     python_requires=">=3.12",
+    entry_points={"console_scripts": ["megatron-async = megatron_async.cli.main:main"]},
     install_requires=[
         "torch>=2.9",
         # The wheel ships megatron.training too; its private names are met in megatron_async/mcore/.

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.contenders import LIMIT
 from benchmarks.processes import Pool
 from benchmarks.results import ratio, slowest, table
+from megatron_async.data.preprocessing.prepare import prepare_corpus
 from megatron_async.schedules import StageCosts, make_schedule, simulate
-from tools.data.prepare import prepare_corpus
 
 STAGES = 2
 VOCABULARY = 5120

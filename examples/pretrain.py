@@ -10,7 +10,7 @@ override the recipe. examples/README.md explains recipes.
 Environment variables:
     MODE       sync: Megatron-Core's 1F1B; async (default): 2BW with error feedback. All else is the same.
     TOKENIZER  Hugging Face tokenizer folder.
-    DATA       data prefix of tools/preprocess_data.py.
+    DATA       data prefix of megatron-async preprocess.
     SAVE       folder for checkpoints and metrics. The same command again continues from its newest checkpoint.
     GPUS       processes on this node. Default: the recipe's.
     NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   as for torchrun. Default: the recipe's nodes, 0, localhost, 29400.

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import results, schedule_tables, schedules
 from benchmarks.stack import Pace
+from megatron_async.report import save_figure
 from megatron_async.schedules import SCHEDULES, schedule_problems
-from tools.report import save_figure
 
 
 def _pace(text: str) -> Pace:

@@ -1,97 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Convert between Megatron checkpoints and Hugging Face folders.
+"""Convert between Megatron checkpoints and Hugging Face folders: `megatron-async convert`."""
 
-    python tools/convert_checkpoint.py to-hf --load runs/mine/checkpoints --save runs/mine/hf --tokenizer FOLDER
-    python tools/convert_checkpoint.py from-hf --load HF_FOLDER --save runs/start
-
-to-hf reads a checkpoint of any parallel layout, chosen as a run chooses it; from-hf writes one that any layout loads.
-Architectures: LlamaForCausalLM (SmolLM2), Qwen3MoeForCausalLM (the 2B MoE), Qwen3NextForCausalLM (the 10B hybrid).
-"""
-
-import argparse
-import shlex
 import sys
-import warnings
-from pathlib import Path
 
-from megatron_async import platform
-
-DTYPES = ("float32", "bfloat16")
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    directions = parser.add_subparsers(dest="direction", required=True)
-    export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
-    start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
-    sources = (
-        (export, "folder that --save of a run wrote to, or one checkpoint in it", "the run's"),
-        (start, "folder to read", "float32"),
-    )
-    for direction, reads, default in sources:
-        direction.add_argument("--load", type=Path, required=True, help=reads)
-        direction.add_argument("--save", type=Path, required=True, help="folder to write")
-        direction.add_argument("--dtype", choices=DTYPES, help=f"type of the written weights (default: {default})")
-    export.add_argument("--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)")
-    export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
-    export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 if something stands in the way; every reason is printed."""
-    options = _parse(argv)
-    warnings.filterwarnings("ignore", module=r"megatron\.")
-    platform.activate_or_exit("cpu")
-    try:
-        print(_export(options) if options.direction == "to-hf" else _import(options))
-    except ValueError as error:
-        lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
-        print(f"convert_checkpoint.py: nothing was converted\n{lines}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _export(options: argparse.Namespace) -> str:
-    import torch
-
-    from megatron_async.checkpoint import folder
-    from megatron_async.models.huggingface import convert
-
-    model = convert.export(
-        folder.locate(options.load, options.ckpt_step),
-        options.save,
-        vocabulary=options.vocab_size,
-        tokenizer=options.tokenizer,
-        dtype=getattr(torch, options.dtype) if options.dtype else None,
-    )
-    return f"{options.save}: {model.name}, {model['num_hidden_layers']} layers, vocabulary {model['vocab_size']}"
-
-
-def _import(options: argparse.Namespace) -> str:
-    from megatron_async.config import arguments
-    from megatron_async.models import one_process
-    from megatron_async.models.huggingface import convert
-    from megatron_async.models.huggingface.architecture import from_config, to_arguments
-    from megatron_async.models.huggingface.folder import read_config
-    from megatron_async.planning import resolve
-
-    architecture = from_config(read_config(options.load))
-    words = to_arguments(architecture)
-    run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1".split()
-    args = arguments.parse([*run, *words, *(["--bf16"] if options.dtype == "bfloat16" else [])])
-    resolve.pad_vocabulary(args)
-    with one_process.model(args, initialize=False) as model:
-        rounded = convert.from_hugging_face(model, architecture, options.load)
-        one_process.save(model, args, options.save)
-    if rounded:
-        more = f" and {len(rounded) - 8} more" if len(rounded) > 8 else ""
-        print(f"rounded to {options.dtype}: {', '.join(rounded[:8])}{more}", file=sys.stderr)
-    return (
-        f"{options.save}: {architecture.name}. Start a run from it with\n"
-        f"--load {shlex.quote(str(options.save))} --finetune {shlex.join(words)}"
-    )
-
+from megatron_async.cli.convert import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
-from tools import report
+from megatron_async import report
 
 
 def _named_path(text: str) -> tuple[str, Path]:

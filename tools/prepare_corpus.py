@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
-from tools.data.prepare import PartCounts, prepare_corpus
+from megatron_async.data.preprocessing.prepare import PartCounts, prepare_corpus
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -69,14 +69,16 @@ def judge(path: Path) -> Found:
 def checkpoints(root: Path) -> list[Found]:
     """Every checkpoint of a folder, newest first, judged by manifest and file sizes.
 
-    In a folder without any manifest, written by Megatron, the checkpoint that its pointer names counts as complete.
+    In a folder without any manifest, written by Megatron, checkpoints up to the one that its pointer names count as
+    complete: Megatron moves the pointer last.
     """
     paths = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
     found = sorted(map(judge, paths), key=lambda entry: entry.iteration, reverse=True)
     if any((path / manifest.NAME).exists() for path in paths):
         return found
     trusted = pointer(root)
-    return [replace(entry, problems=()) if str(entry.iteration) == trusted else entry for entry in found]
+    last = int(trusted) if trusted.isdecimal() else -1
+    return [replace(entry, problems=()) if entry.iteration <= last else entry for entry in found]
 
 
 def newest(root: Path) -> Found | None:

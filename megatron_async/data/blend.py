@@ -203,7 +203,7 @@ def _file_problems(prefix: str, documents: dict[str, int]) -> Iterator[str]:
         magic = b""
     if magic != _INDEX_MAGIC:
         documents.pop(prefix, None)
-        yield f"{prefix}.idx is not a Megatron index. Write it with tools/preprocess_data.py."
+        yield f"{prefix}.idx is not a Megatron index. Write it with megatron-async preprocess."
 
 
 def _split_problems(split: str, documents: dict[str, int]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Check this machine; under torchrun, every host of the job.
 
-    python -m megatron_async.doctor [--json]
+    megatron-async doctor [--json]
     torchrun --nnodes N ... -m megatron_async.doctor
 
 Exit status 0, or 1 where something is marked FAIL.
@@ -35,7 +35,7 @@ def examine() -> list[job.Host]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m megatron_async.doctor",
+        prog="megatron-async doctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

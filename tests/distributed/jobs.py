@@ -78,10 +78,8 @@ def train_without_launcher(arguments: Sequence[str]) -> Outcome:
 def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[Any] = ()) -> Outcome:
     """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
     from megatron.core import mpu
-    from megatron.core.utils import unwrap_model
 
     from megatron_async.config import arguments as command_line
-    from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
     outcome = Outcome()
@@ -89,11 +87,20 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[A
     loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=callbacks)
     outcome.status = loop.run()
     outcome.random_states = _random_states()
-    for chunk in unwrap_model(loop.model):
-        outcome.weights |= {name: param.detach().float().cpu().numpy().copy() for name, param in global_names(chunk)}
+    outcome.weights = weights_of(loop.model)
     outcome.tensor_rank = mpu.get_tensor_model_parallel_rank()
     run.close()
     return outcome
+
+
+def weights_of(model: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Weights of this rank's model chunks by their names in the whole model."""
+    from megatron.core.utils import unwrap_model
+
+    from megatron_async.models.naming import global_names
+
+    named = [pair for chunk in unwrap_model(list(model)) for pair in global_names(chunk)]
+    return {name: param.detach().float().cpu().numpy().copy() for name, param in named}
 
 
 def _random_states() -> dict[str, bytes]:

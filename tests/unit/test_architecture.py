@@ -25,7 +25,8 @@ LAYERS = (
     ("training",),
     ("config",),
     ("pretrain",),
-    ("doctor",),
+    ("doctor", "report"),
+    ("cli",),
 )
 """The rooms of the package from bottom to top. A room imports from itself and from those below it."""
 

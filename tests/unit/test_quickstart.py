@@ -16,7 +16,8 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from benchmarks import whole
-from tools import report
+from megatron_async import report
+from megatron_async.cli import quickstart
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +33,6 @@ def load_script(path: str) -> ModuleType:
     return module
 
 
-quickstart = load_script("examples/quickstart/quickstart.py")
 plot_runs = load_script("tools/plot_runs.py")
 
 

@@ -12,7 +12,7 @@ from megatron_async import platform
 # Other tests of the session run Megatron, whose modules must be adapted before they are imported.
 platform.activate(platform.choose("auto")[0])
 
-from tools.data.prepare import CorpusPaths, prepare_corpus  # noqa: E402
+from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus  # noqa: E402
 
 MakeArguments = Callable[..., argparse.Namespace]
 UNICODE = "naïve Straße 日本語 🙂 \u0000 \ttab  two  spaces \r\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron_async.data.blend import data_sources, missing_data_files
-from tools.data.indexed import IndexedWriter
+from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 from .conftest import MakeArguments
 

@@ -17,7 +17,7 @@ from megatron_async.data.datasets import (
     sufficient_surplus,
     train_valid_test_datasets,
 )
-from tools.data.indexed import IndexedWriter
+from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 from .conftest import MakeArguments
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from tools.data.indexed import IndexedWriter
+from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(300, np.uint16), (65499, np.uint16), (128_000, np.int32)])

@@ -10,10 +10,10 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenizers import Tokenizer
 
-from tools.data import indexed, prepare
-from tools.data.prepare import CorpusPaths, prepare_corpus
-from tools.data.stdlib_corpus import read_corpus
-from tools.data.tokenizer import train_tokenizer
+from megatron_async.data.preprocessing import indexed, prepare
+from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus
+from megatron_async.data.preprocessing.stdlib_corpus import read_corpus
+from megatron_async.data.preprocessing.tokenizer import train_tokenizer
 
 from .conftest import write_sources
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.data.stdlib_corpus import is_held_out, read_corpus, standard_library_root
+from megatron_async.data.preprocessing.stdlib_corpus import is_held_out, read_corpus, standard_library_root
 
 
 def test_takes_each_readable_text_once(source_root: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.data.prepare import CorpusPaths
-from tools.data.stdlib_corpus import read_corpus
-from tools.data.tokenizer import (
+from megatron_async.data.preprocessing.prepare import CorpusPaths
+from megatron_async.data.preprocessing.stdlib_corpus import read_corpus
+from megatron_async.data.preprocessing.tokenizer import (
     SMALLEST_VOCABULARY,
     TOKENIZER_TYPE,
     build_tokenizer,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from tools.data.prepare import CorpusPaths
+from megatron_async.data.preprocessing.prepare import CorpusPaths
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 
@@ -73,7 +73,7 @@ def test_prepare_corpus_prints_arguments(tmp_path: Path, capsys: pytest.CaptureF
 def test_prepare_corpus_names_the_files(
     tmp_path: Path, source_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tools.data.stdlib_corpus.standard_library_root", lambda: source_root)
+    monkeypatch.setattr("megatron_async.data.preprocessing.stdlib_corpus.standard_library_root", lambda: source_root)
     assert tool("prepare_corpus")(["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]) == 0
     output = capsys.readouterr().out
     assert f"--train-data-path {tmp_path / 'corpus' / 'train_text_document'}" in output

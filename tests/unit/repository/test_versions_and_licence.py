@@ -59,8 +59,17 @@ def test_constraints_leave_torchs_own_pins_to_torch() -> None:
     assert [name for name in constraints() if name.startswith(("nvidia-", "cuda-")) or name == "triton"] == []
 
 
-def test_version_is_a_version() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     assert str(Version(megatron_async.__version__)) == megatron_async.__version__
+    assert f"\nversion: {megatron_async.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None and newest.group(1) in ("Unreleased", megatron_async.__version__)
+
+
+def test_the_licence_of_every_direct_requirement_is_listed() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    listed = {name for row in re.findall(r"^\| (.+?) \|", page, re.MULTILINE) for name in row.split(", ")}
+    assert {requirement.name for requirement in install_requires()} - listed == set()
 
 
 def test_every_source_file_starts_with_the_licence_line() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tools.data.sources import (
+from megatron_async.data.preprocessing.sources import (
     Format,
     Problem,
     ReadOptions,
@@ -31,10 +31,10 @@ from tools.data.sources import (
     read_records,
     resolve_sources,
 )
-from tools.data.tokenizer import build_tokenizer
+from megatron_async.data.preprocessing.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
-    from tools.data.indexed import IndexedWriter
+    from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 _DOCUMENTS_AT_ONCE = 64
 # Batches queued for each process: enough to keep it busy, few enough to bound the memory.
@@ -178,7 +178,7 @@ def _write(
     tokenizer: Any,
     on_progress: Callable[[Progress], None] | None,
 ) -> Progress:
-    from tools.data.indexed import IndexedWriter  # imports Megatron, which takes seconds
+    from megatron_async.data.preprocessing.indexed import IndexedWriter  # imports Megatron, which takes seconds
 
     problems: list[Problem] = []
     done, began = Progress(), time.monotonic()

@@ -18,8 +18,8 @@ import tokenizers
 from rich.console import Console
 from rich.progress import track
 
-from tools.data.stdlib_corpus import Corpus, Document, read_corpus
-from tools.data.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
+from megatron_async.data.preprocessing.stdlib_corpus import Corpus, Document, read_corpus
+from megatron_async.data.preprocessing.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
 
 # Raised when the same input would give other files; older folders are then rebuilt.
 FORMAT_VERSION = 1
@@ -195,7 +195,7 @@ def _build(folder: Path, corpus: Corpus, vocab_size: int) -> dict[str, Any]:
 def _write_part(
     prefix: Path, documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, console: Console
 ) -> PartCounts:
-    from tools.data.indexed import IndexedWriter  # imports Megatron, which takes seconds
+    from megatron_async.data.preprocessing.indexed import IndexedWriter  # imports Megatron, which takes seconds
 
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
     assert end is not None

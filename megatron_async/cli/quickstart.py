@@ -25,14 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tools/ is not installed
-
+from megatron_async import report
+from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus
 from megatron_async.files import write_atomically
 from megatron_async.training import provenance
-from tools import report
-from tools.data.prepare import CorpusPaths, prepare_corpus
-
-ROOT = Path(__file__).resolve().parents[2]
 
 STAGES = 2
 MICRO_BATCH_SIZE = 16
@@ -121,9 +117,7 @@ def training_environment() -> dict[str, str]:
 def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command with its output in the log; leaving the block ends it and its workers."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=training_environment()
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=training_environment())
         try:
             yield process
         finally:
@@ -249,21 +243,32 @@ def write_results(
     return summary
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="megatron-async quickstart", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny", help="preset to train (default: %(default)s)")
     parser.add_argument("--iters", type=int, default=100, help="batches of each run (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=ROOT / "runs" / "quickstart", help="folder to write")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/quickstart"), help="folder to write (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
     if options.iters < 1:
         parser.error(f"--iters {options.iters}: a run needs at least one batch")
     options.output = options.output.resolve()
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 if a run failed."""
-    options = _parse(arguments)
+    options = _parse(argv)
+    # Handle SIGTERM like an interrupt from the keyboard, so that the current run ends too.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return _train_and_compare(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _train_and_compare(options: argparse.Namespace) -> int:
     # Megatron and torch report what this machine's GPU set-up lacks, and these runs use none.
     warnings.filterwarnings("ignore", module="megatron")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -287,9 +292,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(lag_text(metrics, summary), highlight=False)
     console.print(f"Summary and pictures: {options.output}", highlight=False, soft_wrap=True)
     return 0
-
-
-if __name__ == "__main__":
-    # Handle SIGTERM like an interrupt from the keyboard, so that the current run ends too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
