@@ -6,7 +6,7 @@ the rate whose loss was the lowest.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,12 +233,14 @@ def cells(table: Table, scale: Scale, row: Options, rate: float) -> list[Run]:
     ]
 
 
-def known_runs(table: Table, scale: Scale, loss: Loss) -> Iterator[Run]:
-    """Runs that can be named now, in their order: a row's cells follow when its rate is known."""
+def known_runs(table: Table, scale: Scale, loss: Loss) -> list[Run]:
+    """Runs that can be named now, seed by seed; a row's cells follow when its rate is known."""
+    runs: dict[str, Run] = {}
     for row in table.rows:
         first = grid_runs(table, scale, row)
         rate = best_rate(first, loss)
-        yield from {run.name: run for run in [*first, *(cells(table, scale, row, rate) if rate else [])]}.values()
+        runs |= {run.name: run for run in [*first, *(cells(table, scale, row, rate) if rate else [])]}
+    return sorted(runs.values(), key=lambda run: table.seeds.index(run.seed))
 
 
 def count(tables: Sequence[Table], scale: Scale) -> int:

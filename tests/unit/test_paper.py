@@ -33,7 +33,7 @@ def made_up(run: plan.Run) -> float:
 
 
 def all_runs(table: plan.Table, scale: plan.Scale) -> list[plan.Run]:
-    return list(plan.known_runs(table, scale, made_up))
+    return plan.known_runs(table, scale, made_up)
 
 
 @pytest.mark.parametrize("table", [plan.read_table(name) for name in TABLES], ids=TABLES)
@@ -210,7 +210,7 @@ def test_a_cluster_gets_an_array_of_jobs(tmp_path, monkeypatch, capsys):
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     # What a job has written is collected; the next array has the rest.
     scale, table = plan.read_scale("135m", quick=False, pipelines=False), plan.read_table("table1", rows=["muon"])
-    first = next(plan.known_runs(table, scale, made_up))
+    first = plan.known_runs(table, scale, made_up)[0]
     JsonLines(tmp_path / "runs" / first.name / "metrics.jsonl", rows_of(first)).close()
     losses = results.Losses(tmp_path / "losses.jsonl")
     assert cluster.write([table], scale, losses, tmp_path).startswith("5 jobs")
@@ -218,6 +218,6 @@ def test_a_cluster_gets_an_array_of_jobs(tmp_path, monkeypatch, capsys):
 
 
 def test_an_unfinished_run_is_not_complete():
-    first = next(plan.known_runs(plan.read_table("table1"), TOY, made_up))
+    first = plan.known_runs(plan.read_table("table1"), TOY, made_up)[0]
     half = report.parse_metrics('{"iteration": 5, "lm_loss": 3.0, "skipped": 0}\n{"iteration": 5, "valid_loss": 3.0}\n')
     assert not results.is_complete(first, half)
