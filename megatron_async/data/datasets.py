@@ -21,6 +21,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 
 from megatron_async.data.blend import DataSources, data_sources, is_local
+from megatron_async.data.documents import DocumentDataset
 from megatron_async.data.index_cache import building, cache_folder
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def train_valid_test_datasets(
     cache = _own_cache(args, sources)
     config = dataset_config(args, sources, tokenizer, num_samples, cache or args.data_cache_path)
     builder = BlendedMegatronDatasetBuilder(
-        MockGPTDataset if config.mock else GPTDataset,
+        MockGPTDataset if config.mock else DocumentDataset if args.one_document_per_sequence else GPTDataset,
         list(num_samples),
         lambda: is_built_on_rank(args, vp_stage),
         config,
@@ -130,8 +131,12 @@ def blend_shares(blended: BlendedDataset) -> list[BlendShare]:
     shares = []
     drawn = np.bincount(blended.dataset_index, minlength=len(blended.datasets)).tolist()
     for dataset, samples in zip(blended.datasets, drawn, strict=True):
-        tokens = int(dataset.dataset.sequence_lengths[dataset.indices].sum())
-        epochs = samples * dataset.config.sequence_length / tokens
+        if isinstance(dataset, DocumentDataset):
+            sequences = float(len(dataset.document_index))
+        else:
+            tokens = int(dataset.dataset.sequence_lengths[dataset.indices].sum())
+            sequences = tokens / dataset.config.sequence_length
+        epochs = samples / sequences
         shares.append(BlendShare(dataset.dataset_path, samples, samples / max(1, len(blended)), epochs))
     return shares
 

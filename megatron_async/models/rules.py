@@ -103,6 +103,8 @@ def _sequences(args: argparse.Namespace) -> Iterator[str]:
             "--dataloader-inter-document-masking: the forward step cannot take packed sequences, so documents would "
             "see each other. Use --reset-attention-mask with --transformer-impl local."
         )
+    if args.one_document_per_sequence:
+        yield from _documents(args)
     if args.reset_attention_mask and args.transformer_impl == "transformer_engine":
         yield (
             "--reset-attention-mask with --transformer-impl transformer_engine: its causal kernels ignore the mask, "
@@ -113,6 +115,17 @@ def _sequences(args: argparse.Namespace) -> Iterator[str]:
             "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask holds the boundaries. "
             "Leave one of them out."
         )
+
+
+def _documents(args: argparse.Namespace) -> Iterator[str]:
+    if not args.calculate_per_token_loss:
+        yield (
+            "--one-document-per-sequence without --calculate-per-token-loss: micro-batches have different numbers of "
+            "tokens, and their means would weigh the same. Add --calculate-per-token-loss."
+        )
+    ignored = ("mock_data", "dataloader_fast_cache_load", "dataloader_defer_npy_index_mmap")
+    if found := [f"--{name.replace('_', '-')}" for name in ignored if getattr(args, name)]:
+        yield f"--one-document-per-sequence needs data files and no caches; leave {', '.join(found)} out."
 
 
 def _initialization(args: argparse.Namespace) -> Iterator[str]:

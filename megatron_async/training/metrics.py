@@ -27,10 +27,10 @@ class PendingLoss(Reduced):
         sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
         super().__init__(sums, group if group.size() > 1 else None)
 
-    def read(self) -> float:
-        """Token-weighted mean loss. May wait."""
+    def read(self) -> tuple[float, int]:
+        """Token-weighted mean loss, and the number of tokens, padding left out. May wait."""
         total, tokens = self._values.read()
-        return total / tokens if tokens else 0.0
+        return total / tokens if tokens else 0.0, round(tokens)
 
 
 class Metrics(Callback):
@@ -79,23 +79,24 @@ class Metrics(Callback):
             loss = self._losses.pop(batch.number, None)
             if self._log is not None:
                 assert loss is not None, "the logging rank is on the last stage"
-                self._write(self._log, batch, loss.read())
+                self._write(self._log, batch, *loss.read())
 
     def _is_ready(self, batch: CompletedBatch) -> bool:
         loss = self._losses.get(batch.number)
         return (loss is None or loss.ready) and all(values.ready for values in batch.pending)
 
-    def _write(self, log: Log, batch: CompletedBatch, loss: float) -> None:
+    def _write(self, log: Log, batch: CompletedBatch, loss: float, tokens: int) -> None:
         args, size = self._args, self._args.global_batch_size
         row: Row = {
             "iteration": batch.iteration,
             "consumed_samples": batch.iteration * size,
             "consumed_tokens": batch.iteration * size * args.seq_length,
             "lm_loss": loss,
+            "loss_tokens": tokens,
             "grad_norm": batch.grad_norm,
             "learning_rate": batch.learning_rate,
             "iteration_ms": batch.seconds * 1e3,
-            "tokens_per_s": size * args.seq_length / batch.seconds,
+            "tokens_per_s": tokens / batch.seconds,
             "tflops_per_device": self._flops / batch.seconds / args.world_size / 1e12,
             "bubble_share": batch.bubble_share,
             "skipped": int(batch.skipped),

@@ -62,6 +62,11 @@ def whole_corpus() -> Iterator[None]:
         MockGPTLowLevelDataset.size = small
 
 
+def line(arguments: Sequence[str]) -> list[str]:
+    """The base arguments and `arguments`, without mock data if they name data files."""
+    return [word for word in BASE if word != "--mock-data" or "--train-data-path" not in arguments] + [*arguments]
+
+
 def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
     """As `train`."""
     with whole_corpus():
@@ -84,7 +89,7 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[A
 
     outcome = Outcome()
     callbacks = [observer(outcome), *([staller(sleep_ms)] if sleep_ms else []), *callbacks]
-    loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=callbacks)
+    loop = run.build(command_line.parse(line(arguments)), callbacks=callbacks)
     outcome.status = loop.run()
     outcome.random_states = _random_states()
     outcome.weights = weights_of(loop.model)
@@ -127,7 +132,7 @@ def observer(outcome: Outcome) -> Any:
     class Observer(Callback):
         def on_losses(self, batch: int, losses: Any) -> None:
             group = mpu.get_data_parallel_group(with_context_parallel=True)
-            outcome.losses.append(PendingLoss([part["lm loss"] for part in losses], group).read())
+            outcome.losses.append(PendingLoss([part["lm loss"] for part in losses], group).read()[0])
 
         def on_batch_end(self, batch: CompletedBatch) -> None:
             outcome.grad_norms.append(batch.grad_norm)
@@ -164,7 +169,7 @@ def initial_state(
     from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
-    args = command_line.parse([*BASE, *arguments])
+    args = command_line.parse(line(arguments))
     loop = run.build(args)
     (model,) = unwrap_model(loop.model)
     weights = {name: param.detach().numpy().copy() for name, param in global_names(model)}

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tools.data.indexed import IndexedWriter
+
 HIDDEN, HEADS, LAYERS, SEQUENCE, VOCABULARY = 32, 4, 4, 16, 61
 BATCHES, BATCH_SIZE, WARMUP, PEAK, FLOOR, DECAY, CLIP = 6, 8, 2, 0.02, 0.002, 0.1, 1.0
 
@@ -58,8 +60,10 @@ def learning_rate(step: int) -> float:
     return FLOOR + (PEAK - FLOOR) * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (BATCHES - WARMUP)))
 
 
-def train(weights: dict[str, torch.Tensor], batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    """Losses of AdamW with gradients that wait one step in a queue."""
+def train(
+    weights: dict[str, torch.Tensor], batches: list[tuple[torch.Tensor, torch.Tensor]], padding: int = -100
+) -> list[float]:
+    """Losses of AdamW with gradients that wait one step in a queue; labels that equal `padding` have no loss."""
     params = {name: value.clone().requires_grad_() for name, value in weights.items()}
     groups = [
         {"params": [p for p in params.values() if p.dim() > 1], "weight_decay": DECAY},
@@ -69,7 +73,7 @@ def train(weights: dict[str, torch.Tensor], batches: list[tuple[torch.Tensor, to
     queue: deque[list[torch.Tensor]] = deque()
     losses = []
     for step, (tokens, labels) in enumerate(batches):
-        loss = F.cross_entropy(decoder(params, tokens).flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(decoder(params, tokens).flatten(0, 1), labels.flatten(), ignore_index=padding)
         queue.append(list(torch.autograd.grad(loss, list(params.values()))))
         losses.append(loss.item())
         if step > 0:  # what was computed a step ago is applied now, with the learning rate of its own step
@@ -82,9 +86,39 @@ def train(weights: dict[str, torch.Tensor], batches: list[tuple[torch.Tensor, to
     return losses
 
 
-def test_plain_loop_confirms_2bw(pool):
-    pipeline = pool.run("tests.distributed.jobs:train", ARGUMENTS.split(), ranks=2)
-    weights, batches = pool.run("tests.distributed.jobs:initial_state", ARGUMENTS.split()[:-4], BATCHES, ranks=1)[0]
+def confirm(pool, more: list[str], padding: int = -100) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Compare 2BW over two stages with the plain loop; return the batches."""
+    words = ARGUMENTS.split()
+    pipeline = pool.run("tests.distributed.jobs:train", [*words, *more], ranks=2)
+    weights, batches = pool.run("tests.distributed.jobs:initial_state", [*words[:-4], *more], BATCHES, ranks=1)[0]
     tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
     data = [(torch.from_numpy(tokens), torch.from_numpy(labels)) for tokens, labels in batches]
-    np.testing.assert_allclose(pipeline[-1].losses, train(tensors, data), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(pipeline[-1].losses, train(tensors, data, padding), rtol=2e-5, atol=2e-6)
+    return data
+
+
+def test_plain_loop_confirms_2bw(pool):
+    confirm(pool, [])
+
+
+def test_plain_loop_confirms_padded_documents(pool, tmp_path):
+    """Documents of 2 to 40 tokens, none of them 0, which stands for padding."""
+    generator = np.random.default_rng(5)
+    documents = [generator.integers(1, VOCABULARY - 1, size).tolist() for size in generator.integers(2, 41, 64)]
+    prefix = str(tmp_path / "documents")
+    with IndexedWriter(prefix, VOCABULARY) as writer:
+        for document in documents:
+            writer.add(document)
+        writer.commit()
+    more = ["--train-data-path", prefix, "--one-document-per-sequence", "--calculate-per-token-loss"]
+    batches = confirm(pool, more, padding=0)
+    parts = {
+        tuple(document[start : start + SEQUENCE + 1])
+        for document in documents
+        for start in range(0, len(document) - 1, SEQUENCE)
+    }
+    rows = [row for tokens, labels in batches for row in zip(tokens.tolist(), labels.tolist(), strict=True)]
+    assert any(0 in labels for _, labels in rows) and any(0 not in labels for _, labels in rows)
+    for tokens, labels in rows:
+        length = len(labels) - labels.count(0)
+        assert (*tokens[:1], *labels[:length]) in parts and not any(labels[length:])

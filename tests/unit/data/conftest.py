@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A small corpus built once, and Megatron arguments with Megatron's own defaults."""
+"""A small corpus built once, and arguments with their defaults."""
 
 import argparse
 from collections.abc import Callable
@@ -48,9 +48,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, source_root: Path) -> Corpu
 
 @pytest.fixture(scope="session")
 def make_arguments() -> MakeArguments:
+    from megatron_async.config.options import add_options
     from megatron_async.mcore.arguments import add_megatron_options
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_options(parser)
     add_megatron_options(parser)
 
     def make(*words: str) -> argparse.Namespace:

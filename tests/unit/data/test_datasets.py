@@ -1,4 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,21 @@ def test_ranks_that_read(
 def test_contradictory_words_are_refused(make_arguments: MakeArguments) -> None:
     with pytest.raises(ValueError, match="weight 0 of"):
         build(make_arguments, ("--train-data-path", "0", "none"), (1, 0, 0))
+
+
+def test_one_document_per_sequence(tmp_path: Path, make_arguments: MakeArguments) -> None:
+    """Each step from a token to the next one is predicted once an epoch, and none from a document to another."""
+    documents = [[1], [2, END], list(range(10, 19)), list(range(30, 56)), [5, 6, 7, END]]
+    words = ("--train-data-path", write_data(tmp_path / "documents", documents), "--one-document-per-sequence")
+    train, _, _ = build(make_arguments, words, (12, 0, 0))
+    assert len(train) == 14, "whole epochs of 1 + 1 + 4 + 1 sequences"
+    train[train.shuffle_index.tolist().index(0)]  # the shortest sequence first: nothing of its mask is kept
+    steps = []
+    for index in range(7):
+        sample = train[index]
+        real = sample["loss_mask"].bool()
+        assert not sample["labels"][~real].any() and sample["tokens"].shape == (8,)
+        steps += list(zip(sample["tokens"][real].tolist(), sample["labels"][real].tolist(), strict=True))
+    assert sorted(steps) == sorted(pair for document in documents for pair in pairwise(document))
+    orders = [[train[index]["tokens"][0].item() for index in range(start, start + 7)] for start in (0, 7)]
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
