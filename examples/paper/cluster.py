@@ -8,8 +8,7 @@ from pathlib import Path
 
 from examples import pretrain
 from examples.paper import plan, results
-from megatron_async import files
-from tools import report
+from megatron_async import files, report
 
 SCRIPT = """#!/usr/bin/env bash
 #SBATCH --job-name=paper

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.paper import plan, results
-from tools import report
+from megatron_async import report
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.5

@@ -12,8 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from examples.paper import plan
-from megatron_async import files
-from tools import report
+from megatron_async import files, report
 
 COLORS = ("#d08770", "#2e7d6b", "#b48ead", "#5e81ac", "#a3791b", "#4c566a")
 

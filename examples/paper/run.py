@@ -19,10 +19,10 @@ from pathlib import Path
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # examples/ and tools/ are not installed
+sys.path.insert(0, str(ROOT))  # examples/ is not installed
 
 from examples.paper import cluster, execute, plan, results  # noqa: E402
-from tools.data.prepare import prepare_corpus  # noqa: E402
+from megatron_async.data.preprocessing.prepare import prepare_corpus  # noqa: E402
 
 VOCAB_SIZE = 512
 

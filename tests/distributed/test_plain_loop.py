@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tools.data.indexed import IndexedWriter
+from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 HIDDEN, HEADS, LAYERS, SEQUENCE, VOCABULARY = 32, 4, 4, 16, 61
 BATCHES, BATCH_SIZE, WARMUP, PEAK, FLOOR, DECAY, CLIP = 6, 8, 2, 0.02, 0.002, 0.1, 1.0

@@ -18,9 +18,9 @@ platform.activate("cpu")
 
 from examples.paper import cluster, execute, plan, results  # noqa: E402
 from examples.paper import run as command  # noqa: E402
+from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.files import JsonLines  # noqa: E402
-from tools import report  # noqa: E402
 
 TABLES = ("table1", "table2")
 TOY = plan.read_scale("toy", quick=True, pipelines=False)
