@@ -16,6 +16,7 @@ from typing import Any
 from megatron_async.checkpoint import folder
 from megatron_async.checkpoint.manifest import json_value
 from megatron_async.mcore import checkpoint as distributed
+from megatron_async.models import hybrid
 
 _MODEL = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels group_query_attention "
@@ -175,6 +176,8 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         fixed |= dict.fromkeys(_OPTIMIZER, "the optimizer's state")
         if args.optimizer in _WHOLE_STATE:
             fixed["tensor_model_parallel_size"] = f"the state of {args.optimizer}"
+    if hybrid.layers_of(args.hybrid_layer_pattern or "") != hybrid.layers_of(saved.get("hybrid_layer_pattern") or ""):
+        fixed["hybrid_layer_pattern"] = "the model"  # its stages may change
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
             flag = "--" + _GIVEN_AS.get(name, name).replace("_", "-")

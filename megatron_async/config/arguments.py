@@ -13,7 +13,7 @@ from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
 from megatron_async.config.parser import destinations, make_parser
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
-from megatron_async.models import presets
+from megatron_async.models import hybrid, presets
 from megatron_async.optim import listing, registry
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
@@ -53,7 +53,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args.device, args.device_sentence = device, device_sentence
     args.optimizer_for = args.optimizer_for or []
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout
-    if chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
+    if args.hybrid_layer_pattern is not None:
+        hybrid.complete(args, chunks * args.pipeline_model_parallel_size)
+    elif chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
         args.num_virtual_stages_per_pipeline_rank = chunks
     rank_from_environment(args)
     if args.dry_run:

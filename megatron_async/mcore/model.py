@@ -2,6 +2,7 @@
 """Megatron's model: builders, layers of a stage, observers of modules."""
 
 import contextlib
+import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,13 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
     get_moe_layer_pattern,
     get_transformer_layer_with_experimental_attention_variant_spec,
 )
+from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
+from megatron.core.pipeline_parallel.utils import (
+    is_pp_first_stage,
+    is_pp_last_stage,
+    is_vp_first_stage,
+    is_vp_last_stage,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -21,7 +29,6 @@ from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training.models.gpt import GPTModelBuilder
 
 from megatron_async.mcore.patches import temporary
 
@@ -104,10 +111,22 @@ def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | Non
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
 
 
-def build_gpt(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:
-    """One model chunk of this rank, unwrapped."""
+def gpu_stack_spec() -> Any:
+    """A copy of the Transformer Engine spec of a HybridModel's layers."""
+    return copy.deepcopy(hybrid_stack_spec)
+
+
+def build_model(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:
+    """One model chunk of this rank, unwrapped, of the class that the configuration is for."""
+    virtual = config.transformer.virtual_pipeline_model_parallel_size
     with contextlib.redirect_stdout(io.StringIO()):
-        return GPTModelBuilder(config).build_model(groups, vp_stage=vp_stage)
+        return config.get_builder_cls()(config).build_model(
+            groups,
+            # HybridModel's builder does not know virtual stages.
+            pre_process=is_vp_first_stage(vp_stage or 0, virtual) and is_pp_first_stage(groups.pp),
+            post_process=is_vp_last_stage(vp_stage or 0, virtual) and is_pp_last_stage(groups.pp),
+            vp_stage=vp_stage,
+        )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,11 @@
 # ruff: noqa: F401
 
 import torch.distributed as dist
-from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    hybrid_config_from_args,
+    pretrain_cfg_container_from_args,
+)
 from megatron.training.config import TokenizerConfig
 from megatron.training.global_vars import (
     get_args,
@@ -12,7 +16,7 @@ from megatron.training.global_vars import (
     get_wandb_writer,
     set_global_variables,
 )
-from megatron.training.models import GPTModelConfig
+from megatron.training.models import GPTModelConfig, HybridModelConfig
 from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import (
     build_train_valid_test_data_iterators,

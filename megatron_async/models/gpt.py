@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's GPT: its configuration from arguments, one micro-batch of data, the loss."""
+"""Megatron-Core's language models: the configuration from arguments, one micro-batch of data, the loss."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,7 +12,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_tp_rank
 
 from megatron_async.mcore.parallel import device
-from megatron_async.mcore.training import GPTModelConfig, gpt_config_from_args
+from megatron_async.mcore.training import (
+    gpt_config_from_args,
+    hybrid_config_from_args,
+)
+from megatron_async.models import hybrid
 from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.specs import layer_spec
 from megatron_async.models.vocabulary import check_ids, mask_padding
@@ -21,16 +25,29 @@ Samples = Iterator[dict[str, torch.Tensor]] | None
 """Micro-batches on the host; None on ranks that read no data."""
 
 
-def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> GPTModelConfig:
+def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> Any:
     """Megatron's model configuration, with initial weights that depend on the seed and not on the layout.
 
     Args:
         args: checked arguments.
         vocabulary: true size; if given, padded rows of the vocabulary get no probability.
+
+    Returns:
+        Megatron's HybridModelConfig with `--hybrid-layer-pattern`, else its GPTModelConfig.
     """
-    config = gpt_config_from_args(args)
-    if args.spec is None:
-        config.transformer_layer_spec = layer_spec
+    config: Any
+    if args.hybrid_layer_pattern is None:
+        config = gpt_config_from_args(args)
+        if args.spec is None:
+            config.transformer_layer_spec = layer_spec
+    else:
+        config = hybrid_config_from_args(args)
+        # So that `moe_layer_pattern` holds for both classes; Megatron's frequency is for GPT.
+        config.transformer.moe_layer_freq = [
+            int(letter == "E") for letter in hybrid.layers_of(args.hybrid_layer_pattern)
+        ]
+        if args.spec is None:
+            config.hybrid_stack_spec = hybrid.stack_spec(config)
     initial = LayoutIndependentInit(args.seed, vocabulary)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)

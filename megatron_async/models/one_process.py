@@ -16,9 +16,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_async.files import write_atomically
 from megatron_async.mcore import checkpoint as distributed
-from megatron_async.mcore.model import build_gpt
+from megatron_async.mcore.model import build_model
 from megatron_async.mcore.parallel import alone
-from megatron_async.models import gpt
+from megatron_async.models import gpt, hybrid
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"
@@ -35,6 +35,8 @@ def arguments_of(checkpoint: Path) -> argparse.Namespace:
     args.decoder_first_pipeline_num_layers = args.decoder_last_pipeline_num_layers = None
     args.account_for_embedding_in_pipeline_split = args.account_for_loss_in_pipeline_split = False
     args.recompute_granularity = args.recompute_method = args.recompute_num_layers = args.recompute_modules = None
+    if args.hybrid_layer_pattern is not None:
+        args.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)
     args.transformer_impl = "local"
     args.masked_softmax_fusion = args.bias_swiglu_fusion = args.bias_dropout_fusion = args.bias_gelu_fusion = False
     args.apply_rope_fusion = args.gradient_accumulation_fusion = args.persist_layer_norm = False
@@ -53,7 +55,7 @@ def model(args: argparse.Namespace, *, initialize: bool) -> Iterator[torch.nn.Mo
         config = gpt.model_config(args)
         config.transformer.perform_initialization = initialize
         groups = ProcessGroupCollection.use_mpu_process_groups()
-        chunk = build_gpt(config, groups, None)
+        chunk = build_model(config, groups, None)
         chunk.eval()
         yield chunk
 

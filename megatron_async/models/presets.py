@@ -151,6 +151,26 @@ _MINIATURES: dict[str, tuple[str, int, int, dict[str, int]]] = {
         *(5_169_648, 2_220_528, _small(8, 128, 32, 8, 2, 32, 32, 2, 32, 4, 8, 24, 24, 32)),
     ),
 }
+# Nemotron-H blocks (arXiv 2504.03624): squared ReLU, no position embedding. Its family has experts since Nemotron 3.
+PRESETS["nemotron-h-mini"] = Preset(
+    summary="HybridModel after Nemotron-H: Mamba-2, attention, feed-forward and experts (16, 2 for each token)",
+    source="our choice",
+    total=2_683_152,
+    active=2_224_400,
+    arguments=_MOE
+    | {
+        "hybrid_layer_pattern": "M-M*MEM-M*ME",
+        "swiglu": False,
+        "squared_relu": True,
+        "qk_layernorm": False,
+        "position_embedding_type": "none",
+        "use_rotary_position_embeddings": False,
+        "mamba_head_dim": 32,
+        "mamba_state_dim": 32,
+        "mamba_num_groups": 4,
+    }
+    | _small(12, 128, 384, 4, 2, 32, 16, 2, 64),
+)
 PRESETS |= {
     f"{name}-mini": Preset(summary, "our choice", total, active, {**PRESETS[name].arguments, **sizes}, name)
     for name, (summary, total, active, sizes) in _MINIATURES.items()

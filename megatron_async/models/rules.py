@@ -5,8 +5,9 @@ import argparse
 from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import decoder_layers_of
-from megatron_async.mcore.training import gpt_config_from_args
-from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, TRANSFORMER_ENGINE
+from megatron_async.models import gpt as language_model
+from megatron_async.models import hybrid
+from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -16,16 +17,17 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _empty_stages(args)
     yield from _sequences(args)
     yield from _initialization(args)
+    yield from hybrid.problems(args)
     if args.device == "cuda" and not args.dry_run:
         yield from _optional_packages(args)
-    if args.experimental_attention_variant == "gated_delta_net":
+    if _has_delta_net(args):
         yield from _delta_net(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with values that Megatron has derived: its own checks of the model's configuration."""
     try:
-        gpt_config_from_args(_with_vocabulary(args)).finalize()
+        language_model.model_config(_with_vocabulary(args)).finalize()
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
         yield str(error)
 
@@ -36,7 +38,7 @@ def _divisibility(args: argparse.Namespace) -> Iterator[str]:
         "--num-attention-heads": (args.num_attention_heads, tensor, "--tensor-model-parallel-size"),
         "--num-experts": (args.num_experts, expert, "--expert-model-parallel-size"),
     }
-    if args.experimental_attention_variant == "gated_delta_net":
+    if _has_delta_net(args):
         parts |= {
             "--linear-num-key-heads": (args.linear_num_key_heads, tensor, "--tensor-model-parallel-size"),
             "--linear-num-value-heads": (args.linear_num_value_heads, tensor, "--tensor-model-parallel-size"),
@@ -137,8 +139,12 @@ def _initialization(args: argparse.Namespace) -> Iterator[str]:
             )
 
 
+def _has_delta_net(args: argparse.Namespace) -> bool:
+    return args.experimental_attention_variant == "gated_delta_net" or hybrid.has(args, "G")
+
+
 def _delta_net(args: argparse.Namespace) -> Iterator[str]:
-    name = "--experimental-attention-variant gated_delta_net"
+    name = "Gated DeltaNet"
     if args.device == "cpu" or args.deterministic_mode:
         return
     if args.reset_attention_mask:
@@ -155,12 +161,16 @@ def _optional_packages(args: argparse.Namespace) -> Iterator[str]:
             f"--transformer-impl transformer_engine (the default on GPUs): {TRANSFORMER_ENGINE.lack}. "
             f"{TRANSFORMER_ENGINE.install}; or give --transformer-impl local, which computes in torch."
         )
-    delta_net = args.experimental_attention_variant == "gated_delta_net" and not args.deterministic_mode
-    if delta_net and not FLASH_LINEAR_ATTENTION.usable:
-        yield (
-            f"--experimental-attention-variant gated_delta_net on GPUs: {FLASH_LINEAR_ATTENTION.lack}. "
-            f"{FLASH_LINEAR_ATTENTION.install}; or give --deterministic-mode, which computes in torch."
-        )
+    kernels = {
+        "Gated DeltaNet": (_has_delta_net(args), FLASH_LINEAR_ATTENTION),
+        "Mamba": (hybrid.has(args, "M"), MAMBA_SSM),
+    }
+    for layers, (given, package) in kernels.items():
+        if given and not args.deterministic_mode and not package.usable:
+            yield (
+                f"{layers} on GPUs: {package.lack}. {package.install}; or give --deterministic-mode, which computes "
+                "in torch."
+            )
 
 
 def _with_vocabulary(args: argparse.Namespace) -> argparse.Namespace:

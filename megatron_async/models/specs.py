@@ -12,7 +12,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from megatron_async.mcore.model import gpu_layer_specs, layers_of_stage, linear_attention_pattern, moe_layer_pattern
 from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
@@ -56,7 +56,7 @@ def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
         backend, layers = gpu_layer_specs(transformer)
         for layer in layers:
             if layer.submodules.self_attention.module is MegatronGatedDeltaNet:
-                layer.submodules.self_attention = _delta_net(backend)
+                layer.submodules.self_attention = delta_net(backend)
     stage = layers_of_stage(transformer, vp_stage)
     norm = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
     return TransformerBlockSubmodules(layer_specs=[layers[number] for number in stage], layer_norm=norm)
@@ -71,10 +71,8 @@ def _is_special(transformer: Any) -> bool:
     )
 
 
-def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
-    """One layer of local modules; `number` counts from 0 through the whole model."""
-    linear = bool(linear_attention_pattern(transformer)[number])
-    experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
+def local_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubmodules:
+    """Local modules of an attention layer with a dense feed-forward block or with experts."""
     # Megatron's specs with its default norm: asking for RMSNorm here would change that default for the whole process.
     layer = get_gpt_layer_local_submodules(
         num_experts=transformer.num_moe_experts if experts else None,
@@ -87,16 +85,24 @@ def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> Module
         if transformer.qk_layernorm and not transformer.qk_l2_norm:
             attention = layer.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return layer
+
+
+def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
+    """One layer of local modules; `number` counts from 0 through the whole model."""
+    experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
+    layer = local_submodules(transformer, experts=experts)
     # The map gives checkpoints the names of the fused GPU modules, so that local and GPU runs read each other's.
-    if linear:
-        layer.input_layernorm, layer.self_attention = IdentityOp, _delta_net(backend)
+    if linear_attention_pattern(transformer)[number]:
+        layer.input_layernorm, layer.self_attention = IdentityOp, delta_net(backend)
         del layer.sharded_state_dict_keys_map["input_layernorm."]
     if experts:
         del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 
-def _delta_net(backend: Any) -> ModuleSpec:
+def delta_net(backend: Any) -> ModuleSpec:
+    """The modules of a Gated DeltaNet mixer."""
     return ModuleSpec(
         module=GatedDeltaNet,
         submodules=GatedDeltaNetSubmodules(

@@ -15,19 +15,23 @@ import torch
 from megatron_async.optim import registry
 from megatron_async.optim.layout import Layout
 
-MATRIX_ROLES = ("expert", "qkv", "delta-in", "delta-out", "matrix")
+MATRIX_ROLES = ("expert", "qkv", "delta-in", "delta-out", "mamba-in", "mamba-out", "matrix")
 """Roles that a matrix optimizer steps on."""
 ROLES = ("embedding", "head", "convolution", "decay", "router", "norm", "bias", *MATRIX_ROLES, "other")
 """Values of `--optimizer-for`; docs/optimizers.md describes them."""
-KINDS = tuple("embedding attention linear_attention feed_forward router experts shared_expert norm head other".split())
+KINDS = tuple(
+    "embedding attention linear_attention mamba feed_forward router experts shared_expert norm head other".split()
+)
 """Parts of a model, for counts of parameters."""
 
 # Pattern in a parameter's name, role, kind. The first match decides.
 _PARAMETERS = (
     (r"embedding", "embedding", "embedding"),
     (r"output_layer\.", "head", "head"),
+    (r"\.mixer\.conv1d_", "convolution", "mamba"),
+    (r"\.mixer\.(A_log|dt_bias|D)$", "decay", "mamba"),
     (r"\.conv1d\.", "convolution", "linear_attention"),
-    (r"\.(A_log|dt_bias|D)$", "decay", "linear_attention"),
+    (r"\.(A_log|dt_bias)$", "decay", "linear_attention"),
     (r"\.router\.", "router", "router"),
     (r"\.gate_weight$", "router", "shared_expert"),
     (r"norm", "norm", "norm"),
@@ -39,6 +43,8 @@ _PARAMETERS = (
     (r"\.shared_experts\..*\.weight\d*$", "matrix", "shared_expert"),
     (r"\.experts\.", "expert", "experts"),
     (r"\.linear_qkv\.weight$", "qkv", "attention"),
+    (r"\.mixer\.in_proj\.weight$", "mamba-in", "mamba"),
+    (r"\.mixer\.out_proj\.weight$", "mamba-out", "mamba"),
     (r"\.in_proj\.weight$", "delta-in", "linear_attention"),
     (r"\.out_proj\.weight$", "delta-out", "linear_attention"),
     (r"\.mlp\..*\.weight\d*$", "matrix", "feed_forward"),
@@ -126,17 +132,18 @@ def fused_rows(role: str, module: torch.nn.Module, config: Any) -> tuple[int, ..
     - "qkv": Megatron interleaves by key/value group: the queries of a group, its output gates if there are any, its
       key, its value.
     - "delta-in": query, key, value, gate, beta, alpha, once.
+    - "mamba-in": z, x, B, C, dt, once.
 
     The gate and up projection of a gated MLP stay one matrix, as in Megatron.
     """
     if role == "qkv":
         return qkv_rows(config)
-    if role == "delta-in":
+    if role in ("delta-in", "mamba-in"):
         sections = getattr(module, "in_proj_split_sections", None)
         if sections is None:
             raise ValueError(
                 f"in_proj of {type(module).__name__} fuses several matrices in a layout that is not known here: send "
-                "it to Adam (--optimizer-for delta-in=adam)."
+                f"it to Adam (--optimizer-for {role}=adam)."
             )
         return tuple(sections)
     return ()

@@ -68,6 +68,12 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             f"{definition.chunks} for each of {stages} stages = {chunks}. Change the layout or "
             "--pipeline-model-parallel-size."
         )
+    pattern = args.hybrid_layer_pattern
+    if pattern is not None and (chunks > stages or "|" in pattern) and (parts := pattern.count("|") + 1) != chunks:
+        yield (
+            f"--hybrid-layer-pattern {pattern} has {parts} stage(s). --pipeline-schedule {definition.name} needs "
+            f"{definition.chunks} for each of --pipeline-model-parallel-size {stages} = {chunks}. Separate them with |."
+        )
     sizes = {
         "--tensor-model-parallel-size": args.tensor_model_parallel_size,
         "--pipeline-model-parallel-size": stages,
@@ -88,6 +94,7 @@ def _uneven(args: argparse.Namespace) -> bool:
             args.decoder_first_pipeline_num_layers,
             args.decoder_last_pipeline_num_layers,
             args.pipeline_model_parallel_layout,
+            args.hybrid_layer_pattern is not None and "|" in args.hybrid_layer_pattern,
             args.account_for_embedding_in_pipeline_split,
             args.account_for_loss_in_pipeline_split,
         )
@@ -97,7 +104,8 @@ def _uneven(args: argparse.Namespace) -> bool:
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
     definition = schedule_of(args)
-    own = definition.chunks if definition.chunks > 1 and args.pipeline_model_parallel_layout is None else None
+    by_number = args.pipeline_model_parallel_layout is None and args.hybrid_layer_pattern is None
+    own = definition.chunks if definition.chunks > 1 and by_number else None
     virtual = args.num_layers_per_virtual_pipeline_stage is not None or args.num_virtual_stages_per_pipeline_rank != own
     balancing = args.moe_router_load_balancing_type
     rules = {

@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 
 from megatron_async.mcore.model import linear_attention_pattern, moe_layer_pattern
-from megatron_async.mcore.training import gpt_config_from_args
+from megatron_async.models import gpt, hybrid
 from megatron_async.planning.parameters import Chunk
 
 
@@ -23,7 +23,7 @@ class ActivationModel:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "ActivationModel":
-        config = gpt_config_from_args(args).transformer
+        config = gpt.model_config(args).transformer
         experts = [0] * config.num_layers if args.num_experts is None else moe_layer_pattern(config)
         return cls(args, linear_attention_pattern(config), experts)
 
@@ -54,9 +54,18 @@ class ActivationModel:
 
     def layer(self, number: int) -> int:
         """Bytes that layer `number` keeps for one micro-batch."""
+        if self.args.hybrid_layer_pattern is not None:
+            return 2 * self._hidden() + self._part(hybrid.layers_of(self.args.hybrid_layer_pattern)[number])
         mixer = self._linear_attention() if self.linear[number] else self._attention()
         block = self._experts() if self.experts[number] else self._dense(self.args.ffn_hidden_size)
         return 4 * self._hidden() + mixer + block  # inputs and outputs of both norms
+
+    def _part(self, letter: str) -> int:
+        """A layer of a HybridModel, without its norm."""
+        if letter == "-":
+            return self._dense(self.args.ffn_hidden_size)
+        parts = {"M": self._mamba, "G": self._linear_attention, "*": self._attention, "E": self._experts}
+        return parts[letter]()
 
     def _hidden(self) -> int:
         parts = self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1
@@ -82,6 +91,14 @@ class ActivationModel:
         projected = 2 * key + 2 * value
         convolved = 2 * (2 * key + value)  # before and after the activation
         per_token = projected + convolved + 2 * repeated + 3 * value  # queries and keys by head; output, norm, gated
+        return self.tokens * per_token * self.width // args.tensor_model_parallel_size
+
+    def _mamba(self) -> int:
+        args = self.args
+        heads = args.mamba_num_heads or 2 * args.hidden_size // args.mamba_head_dim
+        inner, mapped = heads * args.mamba_head_dim, 2 * args.mamba_num_groups * args.mamba_state_dim
+        # Projected; x, B, C before and after the activation; output, gated, normalized.
+        per_token = 2 * inner + mapped + heads + 2 * (inner + mapped) + 3 * inner
         return self.tokens * per_token * self.width // args.tensor_model_parallel_size
 
     def _dense(self, size: int) -> int:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_async.mcore.model import build_gpt, layers_of_stage, on_meta_device
+from megatron_async.mcore.model import build_model, on_meta_device
 from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
-from megatron_async.mcore.training import GPTModelConfig
 from megatron_async.models import gpt
 from megatron_async.models.naming import global_names
 from megatron_async.optim.param_groups import KINDS, classify
@@ -109,8 +109,8 @@ def _stage(args: argparse.Namespace, stage: int) -> Stage:
         return Stage(tuple(_chunk(config, groups, chunk) for chunk in ([None] if virtual is None else range(virtual))))
 
 
-def _chunk(config: GPTModelConfig, groups: ProcessGroupCollection, vp_stage: int | None) -> Chunk:
-    model = build_gpt(config, groups, vp_stage)
+def _chunk(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> Chunk:
+    model: Any = build_model(config, groups, vp_stage)
     parameters = []
     for name, param in global_names(model):
         role, kind = classify(name, param)
@@ -119,7 +119,7 @@ def _chunk(config: GPTModelConfig, groups: ProcessGroupCollection, vp_stage: int
             copies *= config.transformer.expert_model_parallel_size
         duplicate = bool(getattr(param, "shared_embedding", False) and model.post_process and not model.pre_process)
         parameters.append(Parameter(name, role, kind, tuple(param.shape), copies, duplicate))
-    return Chunk(tuple(layers_of_stage(config.transformer, vp_stage)), tuple(parameters))
+    return Chunk(tuple(layer.layer_number - 1 for layer in model.decoder.layers), tuple(parameters))
 
 
 @contextmanager

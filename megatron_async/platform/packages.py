@@ -74,7 +74,14 @@ FLASH_LINEAR_ATTENTION = OptionalPackage(
     "--experimental-attention-variant gated_delta_net, unless --deterministic-mode computes it in torch",
     "pip install 'flash-linear-attention>=0.4,<0.5'",
 )
-OPTIONAL = (TRANSFORMER_ENGINE, APEX, FLASH_LINEAR_ATTENTION)
+MAMBA_SSM = OptionalPackage(
+    "mamba-ssm",
+    ("mamba_ssm", "causal_conv1d"),
+    ">=2.2,<2.4",  # as megatron-core 0.19 requires it
+    "Mamba layers (M) of --hybrid-layer-pattern, unless --deterministic-mode computes them in torch",
+    "pip install --no-build-isolation 'mamba-ssm>=2.2,<2.4' 'causal-conv1d>=1.5,<1.7'",
+)
+OPTIONAL = (TRANSFORMER_ENGINE, APEX, FLASH_LINEAR_ATTENTION, MAMBA_SSM)
 
 
 def messages() -> list[str]:

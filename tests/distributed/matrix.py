@@ -35,6 +35,16 @@ MODELS = {
     "moe": "--num-experts 4 --moe-ffn-hidden-size 32 --moe-router-topk 2 --moe-router-score-function sigmoid "
     "--moe-router-enable-expert-bias --moe-aux-loss-coeff 0.01 --moe-token-dispatcher-type alltoall",
 }
+# A HybridModel with every kind of layer.
+_EXPERTS = MODELS["moe"]
+_MAMBA = "--mamba-head-dim 16 --mamba-state-dim 8 --mamba-num-groups 2"
+_DELTA_NET = (
+    "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8 "
+    "--linear-conv-kernel-dim 4"
+)
+MODELS["hybrid"] = f"--hybrid-layer-pattern M-*EG-*M {_EXPERTS} {_MAMBA} {_DELTA_NET}"
+
+_GPT = ("dense", "moe")
 PRECISIONS = {"fp32": "", "bf16": "--bf16"}
 SHARDING = {"plain": "", "sharded": "--use-distributed-optimizer"}
 OPTIMIZERS = {"adam": "--optimizer adam", "muon": "--optimizer muon"}
@@ -82,7 +92,7 @@ class Cell:
 
     @property
     def tolerance(self) -> float:
-        if (self.precision, self.model) == ("bf16", "moe"):
+        if self.precision == "bf16" and self.model != "dense":
             return ROUTING_TOLERANCE
         if self.precision == "bf16" and "TP2" in self.layout:
             return TENSOR_PARALLEL_TOLERANCE
@@ -124,12 +134,16 @@ def cells() -> list[Cell]:
     """Every combination that means something, those that Megatron cannot do included."""
     product = itertools.product
     pipelines = [name for name in LAYOUTS if name.startswith("PP")]
-    wpipe_layouts = [name for name in pipelines if name != "PP4"]  # the test's model has 4 layers, PP4 needs 8
+    wpipe_layouts = [name for name in pipelines if name != "PP4"]  # the dense model has 4 layers, PP4 needs 8
     combinations = [
-        *product(("1f1b",), LAYOUTS, MODELS, ("fp32",), SHARDING, ("adam",)),
-        *product(("2bw",), pipelines, MODELS, PRECISIONS, SHARDING, OPTIMIZERS),
-        *product(("2bw-eager",), pipelines, MODELS, ("fp32",), SHARDING, ("muon",)),
-        *product(("wpipe",), wpipe_layouts, MODELS, PRECISIONS, SHARDING, ("muon",)),
+        *product(("1f1b",), LAYOUTS, _GPT, ("fp32",), SHARDING, ("adam",)),
+        *product(("2bw",), pipelines, _GPT, PRECISIONS, SHARDING, OPTIMIZERS),
+        *product(("2bw-eager",), pipelines, _GPT, ("fp32",), SHARDING, ("muon",)),
+        *product(("wpipe",), wpipe_layouts, _GPT, PRECISIONS, SHARDING, ("muon",)),
+        *product(("2bw", "1f1b"), pipelines, ("hybrid",), ("fp32",), SHARDING, ("muon",)),
+        *product(("2bw",), pipelines, ("hybrid",), ("bf16",), ("plain",), ("muon",)),
+        *product(("2bw-eager",), ("PP2",), ("hybrid",), ("fp32",), ("plain",), ("muon",)),
+        *product(("wpipe",), wpipe_layouts, ("hybrid",), ("fp32",), ("plain",), ("muon",)),
         *product(("pipedream",), ("PP2", "PP4", "PP2xDP2"), ("dense",), PRECISIONS, ("plain",), ("adam",)),
     ]
     return [Cell(*values) for values in combinations]
@@ -154,10 +168,23 @@ def difference(pipeline: list[Outcome], expected: Outcome, *, norms: bool) -> fl
     return worst
 
 
+# Rows of the projections that a weight of the hybrid fuses: a tensor-parallel cut goes through each.
+_SECTIONS = {
+    "mixer.in_proj.weight": (64, 64, 16, 16, 4),
+    "mixer.conv1d_weight": (64, 16, 16),
+    "mixer.conv1d_bias": (64, 16, 16),
+    "self_attention.in_proj.weight": (16, 16, 32, 32, 4, 4),
+    "self_attention.conv1d.weight": (16, 16, 32),
+}
+
+
 def part_of(whole: np.ndarray, shape: tuple[int, ...], rank: int, name: str) -> np.ndarray:
     """The part of a weight that a tensor-parallel rank holds, of two."""
     if whole.shape == shape:
         return whole
+    if sections := _SECTIONS.get(name.rpartition("layers.")[2].partition(".")[2]):
+        blocks = np.split(whole, np.cumsum(sections)[:-1])
+        return np.concatenate([np.split(block, 2)[rank] for block in blocks])
     (dim,) = [index for index, (full, own) in enumerate(zip(whole.shape, shape, strict=True)) if full != own]
     pieces = 4 if name.endswith("linear_fc1.weight") else 2  # gate and up projection lie one after the other
     return np.concatenate(np.split(whole, pieces, axis=dim)[rank::2], axis=dim)

@@ -25,6 +25,8 @@ NAMES = (
     "wpipe-PP2-moe-fp32-plain-muon",
     "wpipe-PP2xTP2-dense-fp32-plain-muon",
     "wpipe-PP2xDP2-dense-fp32-sharded-muon",
+    "2bw-PP2xTP2-hybrid-fp32-plain-muon",
+    "wpipe-PP2-hybrid-fp32-plain-muon",
     "pipedream-PP4-dense-fp32-plain-adam",
     "pipedream-PP2xDP2-dense-fp32-plain-adam",
 )

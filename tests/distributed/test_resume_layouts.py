@@ -84,6 +84,11 @@ SHARDED = {
     "one process to EP2": (f"--optimizer muon {MOE}", (1, ""), (2, EP2)),
     "PP2xEP2 to PP2xDP1": (f"{DISTRIBUTED} {MOE} {EF}", (4, f"{PP2_2BW} {EP2}"), (2, PP2_2BW)),
     "layer-wise, DP2 to EP2": (f"--optimizer muon --use-distributed-optimizer {MOE}", (2, ""), (2, EP2)),
+    "HybridModel, PP2 to PP4": (
+        f"--optimizer muon {MODELS['hybrid']} {EF}",
+        (2, PP2_2BW),
+        (4, "--pipeline-model-parallel-size 4 --pipeline-schedule 2bw"),
+    ),
     "WPipe on PP2xEP2 to one process": (
         f"--optimizer adam --clip-grad 0 {UNTIED} {MOE}",
         (4, f"{PP2} {EP2} --pipeline-schedule wpipe"),

@@ -207,14 +207,6 @@ PATCHES: tuple[Patch, ...] = (
         ),
     ),
     *_because(
-        "Gated DeltaNet insists on kernels that need a GPU; ours computes in torch",
-        (
-            "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
-            "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
-            lambda original: True,
-        ),
-    ),
-    *_because(
         "gloo refuses device_ids, split sizes that are tensors, and shards of different sizes",
         ("torch.distributed:barrier", "core/parallel_state.py: device_ids=[torch", _without_device_ids),
         (

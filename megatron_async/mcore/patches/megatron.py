@@ -76,4 +76,17 @@ PATCHES: tuple[Patch, ...] = (
         'core/datasets/utils.py: command = ["make", "-C"',
         lambda original: lambda: torch.distributed.barrier(),
     ),
+    # Runs on GPUs that need the kernels and lack them are refused with their arguments.
+    Patch(
+        "megatron.core.ssm.gated_delta_net.common:HAVE_FLA",
+        "Gated DeltaNet insists on kernels that need a GPU; ours can compute in torch",
+        "core/ssm/gated_delta_net/common.py: if not HAVE_FLA:",
+        lambda original: True,
+    ),
+    Patch(
+        "megatron.core.ssm.mamba_mixer:HAVE_MAMBA_SSM",
+        "Mamba mixers insist on kernels that need a GPU; ours can compute in torch",
+        "core/ssm/mamba_mixer.py: if not HAVE_MAMBA_SSM:",
+        lambda original: True,
+    ),
 )

@@ -138,6 +138,8 @@ def from_arguments(args: argparse.Namespace, vocabulary: int) -> Architecture:
     Raises:
         ConversionProblems: the model has a part that none of the known architectures has.
     """
+    if args.hybrid_layer_pattern is not None:
+        raise ConversionProblems([f"--hybrid-layer-pattern {args.hybrid_layer_pattern}: no known counterpart."])
     hybrid = args.experimental_attention_variant == "gated_delta_net"
     name = QWEN3_NEXT if hybrid else QWEN3_MOE if args.num_experts else LLAMA
     if problems := list(_unknown_to_hugging_face(args, name)):

@@ -10,7 +10,7 @@ from megatron_async import platform
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.packages import APEX, FLASH_LINEAR_ATTENTION, TRANSFORMER_ENGINE
 
-ALL = {"transformer-engine": "2.10.0+1234abcd", "apex": None, "flash-linear-attention": "0.4.2"}
+ALL = {"transformer-engine": "2.10.0+1234abcd", "apex": None, "flash-linear-attention": "0.4.2", "mamba-ssm": "2.3.0"}
 """Versions; Apex does not state one. A package that is not named is not installed."""
 
 
@@ -88,10 +88,12 @@ def test_a_run_that_needs_a_missing_package_is_refused_with_both_ways_out(instal
         transformer_impl="transformer_engine",
         experimental_attention_variant="gated_delta_net",
         deterministic_mode=False,
+        hybrid_layer_pattern="M*",
     )
-    engine, delta_net = rules._optional_packages(args)
+    engine, delta_net, mamba = rules._optional_packages(args)
     assert "transformer-engine is not installed" in engine and "--transformer-impl local" in engine
     assert "pip install 'flash-linear-attention>=0.4,<0.5'" in delta_net and "--deterministic-mode" in delta_net
+    assert "mamba-ssm is not installed" in mamba and "--deterministic-mode" in mamba
     install(ALL)
     assert list(rules._optional_packages(args)) == []
 
