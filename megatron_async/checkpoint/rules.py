@@ -176,7 +176,9 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         fixed |= dict.fromkeys(_OPTIMIZER, "the optimizer's state")
         if args.optimizer in _WHOLE_STATE:
             fixed["tensor_model_parallel_size"] = f"the state of {args.optimizer}"
-    if hybrid.layers_of(args.hybrid_layer_pattern or "") != hybrid.layers_of(saved.get("hybrid_layer_pattern") or ""):
+    if hybrid.continues_gpt(args.hybrid_layer_pattern, saved):
+        del fixed["num_layers"]  # two layers for each of the GPT's
+    elif hybrid.layers_of(args.hybrid_layer_pattern or "") != hybrid.layers_of(saved.get("hybrid_layer_pattern") or ""):
         fixed["hybrid_layer_pattern"] = "the model"  # its stages may change
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:

@@ -30,6 +30,11 @@ class SavedChunk:
         self._chunk, self._versions, self._history = chunk, versions, history
         self._older: dict[int, dict[str, torch.Tensor]] = {}
 
+    @property
+    def module(self) -> Any:
+        """The chunk: Megatron looks for the class of the model behind such attributes."""
+        return self._chunk
+
     def sharded_state_dict(self, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         """The chunk's own sharded state, and that of its older versions."""
         (inner,) = unwrap_model([self._chunk])

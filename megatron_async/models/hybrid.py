@@ -11,7 +11,7 @@
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import batched
 from typing import Any
 
@@ -51,6 +51,13 @@ def layers_of(pattern: str) -> str:
 def has(args: argparse.Namespace, letter: str) -> bool:
     """Whether a run's model is a HybridModel with layers of one kind."""
     return args.hybrid_layer_pattern is not None and letter in args.hybrid_layer_pattern
+
+
+def continues_gpt(pattern: str | None, saved: Mapping[str, Any]) -> bool:
+    """Whether a pattern is the model of a saved GPT: attention and a block in turn, the same number of times."""
+    block = Symbols.MLP if saved.get("num_experts") is None else Symbols.MOE
+    gpt = saved.get("hybrid_layer_pattern") is None and saved.get("experimental_attention_variant") is None
+    return gpt and pattern is not None and layers_of(pattern) == (Symbols.ATTENTION + block) * saved["num_layers"]
 
 
 def complete(args: argparse.Namespace, stages: int) -> None:

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A run that is resumed on another layout or schedule equals the whole one to the order of sums."""
 
+import numpy as np
 import pytest
 
 from tests.distributed.matrix import MODELS, UNTIED
@@ -95,6 +96,22 @@ SHARDED = {
         (1, "--gradient-delay wpipe"),
     ),
 }
+
+
+GPT_AS_HYBRID = {
+    "uneven stages": (2, f"--hybrid-layer-pattern *-*-*|-*- {PP2_2BW}"),
+    "one process": (1, "--hybrid-layer-pattern *-*-*-*- --gradient-delay 1"),
+}
+
+
+@pytest.mark.parametrize("layout", GPT_AS_HYBRID)
+def test_a_gpt_continues_as_a_hybrid_model(pool, saved, layout):
+    """Weights, older versions, optimizer state and previous updates find their places."""
+    ranks, arguments = GPT_AS_HYBRID[layout]
+    folder, whole = saved(f"--optimizer muon {EF} {PP2_2BW}", 2)
+    found = resume(pool, folder, 3, f"--optimizer muon {EF} {arguments}", ranks)
+    losses = [outcome.losses for outcome in (*whole, *found) if outcome.losses]
+    np.testing.assert_allclose(losses[-1], losses[0][3:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("change", SHARDED)
