@@ -155,7 +155,10 @@ def arguments_of(entry: folder.Found) -> Mapping[str, Any]:
     """Arguments of the run that saved a checkpoint, as JSON values; without a manifest, Megatron's."""
     if entry.manifest is not None:
         return entry.manifest.arguments
-    return {name: json_value(value) for name, value in vars(distributed.arguments_of(entry.path)).items()}
+    saved = {name: json_value(value) for name, value in vars(distributed.arguments_of(entry.path)).items()}
+    if not saved.get("group_query_attention"):
+        saved.pop("num_query_groups", None)  # Megatron sets it while it counts operations
+    return saved
 
 
 def take_schedule(args: argparse.Namespace) -> None:
