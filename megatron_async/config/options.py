@@ -51,6 +51,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "ROLE=NAME",
         "help": "Optimizer for the parameters of one role, such as embedding=adam. Repeatable; see docs/optimizers.md.",
     },
+    "--correct-matrices-only": _switch(
+        "Correct the hidden matrices (the roles that Muon steps on) and nothing else; see docs/optimizers.md."
+    ),
+    "--muon-split-gate-up": _switch(
+        "Matrix optimizers: gate and up projection of a gated MLP are two matrices. Default: one, as in Megatron."
+    ),
     "--undelayed-head": _switch("Ablation, with --gradient-delay N: fresh gradients for the output projection."),
     "--delay-first-moment-only": _switch(
         "Ablation, with --gradient-delay N and Adam: fresh gradients for the second moment."

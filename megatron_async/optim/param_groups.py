@@ -126,15 +126,20 @@ def qkv_rows(config: Any) -> tuple[int, ...]:
     return (query, *gate, config.kv_channels, config.kv_channels)
 
 
+def gate_up_rows(name: str, param: torch.Tensor, config: Any) -> tuple[int, ...]:
+    """Rows of the gate and up projection that a weight of a gated MLP fuses on this rank; empty for other weights."""
+    if not config.gated_linear_unit or not re.search(r"\.linear_fc1\.weight\d*$", name):
+        return ()
+    return (param.shape[-2] // 2,) * 2
+
+
 def fused_rows(role: str, module: torch.nn.Module, config: Any) -> tuple[int, ...]:
-    """Rows of the matrices that a weight fuses, on this rank, in one repetition; empty where it fuses none.
+    """Rows of the matrices that a weight of attention fuses on this rank, in one repetition; empty where it fuses none.
 
     - "qkv": Megatron interleaves by key/value group: the queries of a group, its output gates if there are any, its
       key, its value.
     - "delta-in": query, key, value, gate, beta, alpha, once.
     - "mamba-in": z, x, B, C, dt, once.
-
-    The gate and up projection of a gated MLP stay one matrix, as in Megatron.
     """
     if role == "qkv":
         return qkv_rows(config)
@@ -156,6 +161,7 @@ def layouts(
     roles: Collection[str],
     *,
     split_fused: bool,
+    split_gate_up: bool,
     gather: bool,
 ) -> Iterator[tuple[str, torch.nn.Parameter, Layout]]:
     """Layout of each parameter of a model chunk that has at least two axes and one of `roles`.
@@ -165,7 +171,8 @@ def layouts(
         config: its TransformerConfig.
         shards: parameter -> (process group, axis) of its tensor-parallel cut, or None.
         roles: the roles whose layouts are wanted.
-        split_fused: whether the parts of fused weights are matrices of their own.
+        split_fused: whether the parts of fused projections of attention are matrices of their own.
+        split_gate_up: the same for the gate and up projection of a gated MLP.
         gather: whether the shards of a weight are one matrix; else each is a matrix of its own.
     """
     modules = dict(chunk.named_modules())
@@ -175,5 +182,6 @@ def layouts(
             continue
         layer = modules[name.rpartition(".")[0].rpartition(".")[0]]  # knows how its weights are fused
         rows = fused_rows(role, layer, config) if split_fused else ()
+        rows = rows or (gate_up_rows(name, param, config) if split_gate_up else ())
         group, dim = (shards(param) if gather else None) or (None, 0)
         yield name, param, Layout(rows, group, dim)

@@ -15,6 +15,7 @@ from megatron_async.schedules import is_delayed
 _MATRIX_OPTIONS = {
     "muon_tp_mode": "--muon-tp-mode",
     "muon_split_qkv": "--muon-no-split-qkv",
+    "muon_split_gate_up": "--muon-split-gate-up",
     "muon_scalar_optimizer": "--muon-scalar-optimizer",
 }
 
@@ -59,6 +60,8 @@ def _optimizers(args: argparse.Namespace, given: frozenset[str], overrides: dict
             f"--optimizer soap with --tensor-model-parallel-size {args.tensor_model_parallel_size}: its factors need "
             "the whole matrix, which no rank has. Use tensor-parallel size 1, or another optimizer."
         )
+    if args.muon_split_gate_up and not args.swiglu:
+        yield "--muon-split-gate-up without --swiglu: there is no gate to split off. Leave it out, or add --swiglu."
     if args.muon_tp_mode == "distributed":
         yield (
             "--muon-tp-mode distributed is not covered; duplicated gives the same update, blockwise one that depends "
@@ -96,6 +99,8 @@ def _correction(args: argparse.Namespace) -> Iterator[str]:
         yield f"--correction-strength {args.correction_strength}: must be a finite number, at least 0."
     if args.correction_strength != 1.0 and args.staleness_correction == "none":
         yield "--correction-strength without --staleness-correction would be ignored: name a correction."
+    if args.correct_matrices_only and args.staleness_correction == "none":
+        yield "--correct-matrices-only without --staleness-correction would be ignored: name a correction."
     if args.staleness_correction != "none" and not is_delayed(args):
         yield (
             f"--staleness-correction {args.staleness_correction} corrects one-step-old gradients, but "

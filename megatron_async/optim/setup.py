@@ -37,11 +37,14 @@ def _set_layouts(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], ch
         scope = registry.find(optimizer).scope
         if scope == "element":
             continue
-        split_fused = scope == "matrix" and args.muon_split_qkv
+        split = {
+            "split_fused": scope == "matrix" and args.muon_split_qkv,
+            "split_gate_up": scope == "matrix" and args.muon_split_gate_up,
+        }
         gather = scope == "tensor" or args.muon_tp_mode == "duplicated"
         for chunk in chunks:
             config, roles = get_model_config(chunk), chosen.roles_of(optimizer)
-            found = layouts(chunk, config, tensor_shards, roles, split_fused=split_fused, gather=gather)
+            found = layouts(chunk, config, tensor_shards, roles, **split, gather=gather)
             for name, param, layout in found:
                 layout.check(name, tuple(param.shape))
                 setattr(param, LAYOUT, layout)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from megatron_async.optim import options, registry
+from megatron_async.optim.param_groups import MATRIX_ROLES
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
 from megatron_async.reference.delay import delay_of
@@ -72,5 +73,7 @@ def _correction(args: argparse.Namespace, stage: Stage, index: int) -> Iterator[
     delays = schedule_of(args).delays(args.pipeline_model_parallel_size, index)
     for chunk, delay in zip(stage.chunks, delays, strict=True):
         for parameter in chunk.parameters:
+            if args.correct_matrices_only and parameter.role not in MATRIX_ROLES:
+                continue
             if (delay_of(args, parameter.name) if args.gradient_delay is not None else delay) > 0:
                 yield parameter, parameter.local

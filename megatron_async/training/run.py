@@ -33,6 +33,7 @@ from megatron_async.mcore.training import (
 )
 from megatron_async.models import gpt
 from megatron_async.optim import corrections, ownership, setup
+from megatron_async.optim.param_groups import MATRIX_ROLES
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
@@ -127,9 +128,10 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     for inner in inner_optimizers(optimizer):
         inner.config.timers = None  # at --timing-log-level 1 they hold a barrier over all ranks, between polls
     setup.finish(args, model, optimizer)
-    statistics = None
+    statistics, roles = None, ownership.roles_of_masters(model, optimizer)
+    if args.correct_matrices_only:
+        corrections.leave_out(master for master, role in roles.items() if role not in MATRIX_ROLES)
     if args.log_update_statistics:
-        roles = ownership.roles_of_masters(model, optimizer)
         statistics = UpdateStatistics(args.log_update_statistics, roles, group_of_all("statistics"), device())
     return Trained(
         model=model,

@@ -367,11 +367,16 @@ WRONG = {
     "--optimizer adam --staleness-correction weight-prediction --gradient-delay 1 --correction-strength inf": [
         "--correction-strength inf"
     ],
+    "--optimizer adam --correct-matrices-only --muon-split-gate-up": [
+        "--correct-matrices-only without --staleness-correction",
+        "--muon-split-gate-up belongs to matrix optimizers",
+    ],
     "--optimizer adam --log-update-statistics -1": ["--log-update-statistics -1"],
 }
 RIGHT = [
     "--optimizer muon --qk-clip --qk-clip-threshold 50 --log-max-attention-logit",
     "--optimizer muon --adam-beta1 0.8 --muon-scalar-optimizer lion --lion-beta1 0.8 --optimizer-for norm=adam",
+    "--optimizer soap --muon-split-gate-up --staleness-correction dc-asgd --correct-matrices-only --gradient-delay 1",
     "--optimizer normuon --no-normuon-nesterov --muon-no-split-qkv --normuon-fp32-matmul-prec medium",
     "--optimizer mars-m --mars-m-gamma 0 --muon-fp32-matmul-prec highest".replace(
         " --muon-fp32-matmul-prec highest", ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.mcore.optimizer import inner_optimizers
-from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction
+from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, leave_out
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
 from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
 from megatron_async.optim.corrections.weight_prediction import UpdatedWeightPrediction, WeightPrediction
@@ -20,6 +20,7 @@ __all__ = [
     "GradientErrorFeedback",
     "UpdatedWeightPrediction",
     "WeightPrediction",
+    "leave_out",
     "make",
 ]
 

@@ -73,9 +73,19 @@ class Correction:
         return context.corrected and self.strength > 0
 
 
+def leave_out(params: Iterable[Tensor]) -> None:
+    """Corrections leave these parameters alone from now on."""
+    for param in params:
+        param.uncorrected = True  # type: ignore[attr-defined]
+
+
 def delayed_params(piece: Piece) -> list[Tensor]:
-    """Parameters of a piece with delayed gradients."""
-    return [param for param in piece.params if param.grad is not None and getattr(param, "gradient_delay", 1) > 0]
+    """Parameters of a piece that are to be corrected: their gradients are delayed, and they were not left out."""
+    return [
+        param
+        for param in piece.params
+        if param.grad is not None and getattr(param, "gradient_delay", 1) > 0 and not hasattr(param, "uncorrected")
+    ]
 
 
 def data_of(params: Iterable[Tensor]) -> list[Tensor]:

@@ -18,6 +18,7 @@ from megatron_async.optim.corrections import (
     GradientErrorFeedback,
     UpdatedWeightPrediction,
     WeightPrediction,
+    leave_out,
 )
 from megatron_async.optim.corrections.base import remember
 from megatron_async.optim.registry import OptimizerSpec, find, names, specs
@@ -307,6 +308,17 @@ def test_parameters_without_delay_are_left_alone() -> None:
     steps(others, twin, None, 3)
     assert torch.equal(params[0], others[0]) and PREVIOUS_UPDATE not in optimizer.state[params[0]]
     assert not torch.allclose(params[1], others[1])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_parameters_that_are_left_out_get_the_plain_step(kind: type[Correction]) -> None:
+    params, optimizer = build(find("adam"))
+    others, twin = build(find("adam"))
+    leave_out(params[:1])
+    steps(params, optimizer, kind([optimizer], 1.0), 3)
+    steps(others, twin, None, 3)
+    assert torch.equal(params[0], others[0]) and PREVIOUS_UPDATE not in optimizer.state[params[0]]
+    assert PREVIOUS_UPDATE in optimizer.state[params[1]]
 
 
 @pytest.mark.parametrize("kind", CLASSES)

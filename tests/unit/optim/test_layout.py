@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,10 +205,40 @@ def test_one_collective_serves_all_cut_matrices_of_a_shape(ranks: Ranks, name: s
 def test_blockwise_takes_each_shard_for_a_matrix(ranks: Ranks, gather: bool) -> None:
     model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"linear_fc2": torch.nn.Linear(12, 16)})})
     ((name, param, layout),) = layouts(
-        model, None, lambda param: (ranks, 1), ["matrix"], split_fused=True, gather=gather
+        model, None, lambda param: (ranks, 1), ["matrix"], split_fused=True, split_gate_up=False, gather=gather
     )
     assert (name, param.shape) == ("mlp.linear_fc2.weight", (16, 12))
     assert layout == (Layout(shards=ranks, dim=1) if gather else Layout())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_gate_and_up_projection_on_demand(ranks: Ranks, split: bool) -> None:
+    """Two tensor-parallel ranks hold half of both matrices each, gate first."""
+    mlp = torch.nn.ModuleDict({"linear_fc1": torch.nn.Linear(12, 16), "linear_fc2": torch.nn.Linear(8, 12)})
+    config = SimpleNamespace(gated_linear_unit=True)
+    found = layouts(
+        torch.nn.ModuleDict({"mlp": mlp}),
+        config,
+        lambda param: (ranks, 0) if len(param) == 16 else None,
+        ["matrix"],
+        split_fused=False,
+        split_gate_up=split,
+        gather=True,
+    )
+    layout, other = (layout for _, _, layout in found)
+    assert other == Layout() and layout.rows == ((8, 8) if split else ())
+    start, grads = torch.randn(32, 12), gradients((32, 12))
+    grads = [grad * torch.linspace(1, 100, 32)[:, None] for grad in grads]
+
+    def cut(x: Tensor, rank: int) -> Tensor:
+        return torch.cat([half.chunk(2)[rank] for half in x.chunk(2)])
+
+    parts = ranks.run(lambda rank: step("muon", cut(start, rank), [cut(grad, rank) for grad in grads], layout), [0, 1])
+    whole = torch.cat([torch.cat([part.chunk(2)[half] for part in parts]) for half in (0, 1)])
+    apart = [step("muon", start.chunk(2)[half], [grad.chunk(2)[half] for grad in grads], Layout()) for half in (0, 1)]
+    assert torch.allclose(whole, torch.cat(apart), rtol=1e-5, atol=1e-6) == split
+    if not split:
+        torch.testing.assert_close(whole, step("muon", start, grads, Layout()), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6])
