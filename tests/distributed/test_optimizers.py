@@ -353,7 +353,8 @@ WRONG = {
     "--optimizer muon --optimizer-for head=soap": ["soap steps on matrices only"],
     "--optimizer adam --optimizer-for qkv=muon": ["--optimizer adam steps on every parameter"],
     "--optimizer muon --optimizer-for qkv=adam --optimizer-for matrix=adam --optimizer-for expert=adam "
-    "--optimizer-for delta-in=adam --optimizer-for delta-out=adam": ["gives all of its roles away"],
+    "--optimizer-for delta-in=adam --optimizer-for delta-out=adam --optimizer-for mamba-in=adam "
+    "--optimizer-for mamba-out=adam": ["gives all of its roles away"],
     "--optimizer muon --qk-clip --qk-clip-alpha 1 --qk-layernorm": [
         "--qk-clip-alpha 1.0",
         "--qk-layernorm.*normalized",
