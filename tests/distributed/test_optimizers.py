@@ -369,8 +369,8 @@ WRONG = {
         "--correction-strength inf"
     ],
     "--optimizer adam --correct-matrices-only --muon-split-gate-up": [
-        "--correct-matrices-only without --staleness-correction",
         "--muon-split-gate-up belongs to matrix optimizers",
+        "--correct-matrices-only without --staleness-correction",
     ],
     "--optimizer adam --log-update-statistics -1": ["--log-update-statistics -1"],
 }
