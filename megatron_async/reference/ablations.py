@@ -14,6 +14,8 @@ class DelayedFirstMomentStep:
 
     m = beta1 m + (1 - beta1) G_stale
     v = beta2 v + (1 - beta2) G_fresh^2
+
+    G_fresh is the gradient that a synchronous run would have now, which the delayed run applies one delay later.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Training steps of the delay oracle: synchronous batches with gradients at older weights."""
+"""Training steps of the delay oracle: synchronous batches with gradients at older weights.
+
+Fresh gradients, for comparison and for the ablation of the first moment, are those that a synchronous step would take
+now: at the newest weights, of the batch that many ahead as the delay is long (arXiv 2606.30634, A.8). They are computed
+beforehand and again when their batch is due.
+"""
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -43,6 +49,7 @@ class OracleSteps(SynchronousSteps):
         super().__init__(training, first_moment or step)
         self._oracle, self._first_moment, self._report_staleness = oracle, first_moment, report_staleness
         self._groups = oracle.norm_groups(self.optimizer)
+        self._read: deque[list[Any]] = deque()  # batches that were read and are not computed yet
 
     @property
     def histories(self) -> Sequence[History]:
@@ -52,23 +59,32 @@ class OracleSteps(SynchronousSteps):
         training, limit = self.training, self.training.args.clip_grad
         synchronous = training.phases.synchronous(batch)
         measures = not synchronous and training.statistics is not None and training.statistics.measures(batch)
-        count = get_num_microbatches()
-        data = [None if source is None else list(islice(source, count)) for source in training.data_iterators]
         fresh = {}
         if measures or (self._first_moment and not synchronous):
             with fork_rng():
-                self._compute(batch, data)
+                self._compute(batch, self._ahead(self._oracle.depth))
             if self.logits is not None:
                 self.logits.forget(batch)
             fresh = clipped_gradients(self.optimizer, limit)
         with nullcontext() if synchronous else self._oracle.stale():
-            losses = self._compute(batch, data)
+            losses = self._compute(batch, self._ahead(0))
+        self._read.popleft()
         if measures:
             stale = clipped_gradients(self.optimizer, limit)
             self._report_staleness(batch, staleness(self.optimizer, stale, fresh))
         if self._first_moment:
             self._first_moment.fresh = fresh
         return losses
+
+    def _ahead(self, distance: int) -> list[Any]:
+        """The micro-batches of the batch at this distance from the present one, or of the last one of the data."""
+        count = get_num_microbatches()
+        while len(self._read) <= distance:
+            data = [None if source is None else list(islice(source, count)) for source in self.training.data_iterators]
+            if any(microbatches is not None and len(microbatches) < count for microbatches in data):
+                break
+            self._read.append(data)
+        return self._read[min(distance, len(self._read) - 1)]
 
     def _compute(self, batch: int, data: Sequence[list[Any] | None]) -> Losses:
         """Compute the gradients of a batch with the weights in use."""

@@ -24,6 +24,23 @@ def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
     return found
 
 
+def fresh_and_stale(arguments: Sequence[str]) -> list[tuple[float, float]]:
+    """Norms of the fresh and of the delayed gradient of each batch of an oracle's run."""
+    from unittest import mock
+
+    from megatron_async.reference import steps
+
+    compare, norms = steps.staleness, []
+
+    def noted(optimizer: Any, stale: Any, fresh: Any) -> Any:
+        norms.append(tuple(float(sum(x.square().sum() for x in found.values())) for found in (fresh, stale)))
+        return compare(optimizer, stale, fresh)
+
+    with mock.patch.object(steps, "staleness", noted):
+        train([*arguments, "--log-update-statistics", "1"])
+    return norms
+
+
 def train_with_a_bad_gradient(
     arguments: Sequence[str], bad_batch: int, sleep_ms: float = 0.0
 ) -> tuple[Outcome, list[bool]]:

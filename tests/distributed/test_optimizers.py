@@ -316,6 +316,14 @@ def test_ablations_are_none_without_a_delay(pool, reference, ablation):
     assert difference([delayed], reference(plain), norms=True) > 1e-3
 
 
+def test_a_fresh_gradient_is_the_one_that_the_next_batch_has(pool):
+    words = "--optimizer adam --gradient-delay 1 --clip-grad 0".split()
+    norms = pool.run("tests.distributed.optimizer_jobs:fresh_and_stale", words, ranks=1)[0]
+    assert len(norms) == 6
+    np.testing.assert_allclose([fresh for fresh, _ in norms[:-1]], [stale for _, stale in norms[1:]], rtol=1e-6)
+    assert all(abs(fresh / stale - 1) > 1e-3 for fresh, stale in norms)
+
+
 def test_statistics_of_updates(pool, tmp_path: Path):
     """The same numbers from a pipeline and from one process, which also tells how stale the updates are."""
     rows = {}

@@ -7,8 +7,10 @@
     N = O / (√V + eps)
     W = (1 - lr wd) W - lr 0.2 √(rows columns) / ‖N‖ N
 
-With Nesterov momentum the sign is that of mu M + (1 - mu) G. Megatron's adaptive_muon has neither the sign nor the
-alignment of the last line.
+With Nesterov momentum the sign is that of mu M + (1 - mu) G. The defaults are those of the paper's algorithm. The
+authors' public code has no sign, Nesterov momentum and beta2 = 0.999 (`--no-adamuon-sign --adamuon-nesterov
+--adamuon-beta2 0.999`); its bias correction of V cancels in the last line. Megatron's adaptive_muon has neither the
+sign nor the alignment of the last line.
 Learning rate: near AdamW's (the paper, E).
 Links: https://arxiv.org/abs/2507.11005, https://github.com/Chongjie-Si/AdaMuon
 """
@@ -29,6 +31,9 @@ from megatron_async.optim.state import Group, State
 
 @dataclass(frozen=True, kw_only=True)
 class AdaMuonHyperparameters(NewtonSchulzHyperparameters):
+    sign: bool = hyperparameter(
+        True, FLAG, "orthogonalize the momentum's sign", "arXiv 2507.11005; the authors' code has none", in_group=False
+    )
     nesterov: bool = hyperparameter(False, FLAG, "Nesterov momentum", "arXiv 2507.11005, the algorithm", in_group=False)
     beta2: float = hyperparameter(0.95, DECAY, "rate of the second moment", "arXiv 2507.11005: the momentum's")
     eps: float = epsilon("arXiv 2507.11005")
@@ -41,7 +46,9 @@ class AdaMuon(SecondMomentMuon):
     STATE: ClassVar[State] = {"momentum_buffer": "element", "moment2_buffer": "element"}
 
     def direction(self, batch: Batch, group: Group) -> Tensor:
-        return super().direction(batch, group).sign_()
+        direction = super().direction(batch, group)
+        assert isinstance(self.hyperparameters, AdaMuonHyperparameters)
+        return direction.sign_() if self.hyperparameters.sign else direction
 
     def mean_square(self, update: Tensor, layout: Layout) -> Tensor:
         return update.square()
