@@ -61,6 +61,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.dry_run:
         dry_run.complete(args)
     problems += validate.before_megatron(args, options_given(argv, destinations(parser)))
+    if args.model_class == "hybrid" and args.hybrid_layer_pattern is None and not problems:
+        hybrid.from_gpt(args)
     if (objection := check_arguments(args)) is None:
         problems += validate.after_megatron(args)
     elif not problems or not any(text in objection for text in _SAID_BY_RULES):

@@ -28,6 +28,12 @@ def _switch(help: str) -> dict[str, Any]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "--device": _choice(platform.DEVICE_CHOICES, "auto", "Device to train on; auto takes a GPU if there is one."),
     "--model": _text("PRESET", "Model preset; explicit options win. 'list' prints all presets."),
+    "--model-class": _choice(
+        ("gpt", "hybrid"),
+        "gpt",
+        "Megatron-Core's class of the model. hybrid: HybridModel with the layers of the GPT, the same initial weights "
+        "and losses.",
+    ),
     "--one-document-per-sequence": _switch(
         "A sequence holds one document or a part of it, then padding, whose loss is masked. Needs "
         "--calculate-per-token-loss. Default: documents are packed."

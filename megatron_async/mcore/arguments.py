@@ -79,6 +79,18 @@ def decoder_layers_of(layout: str) -> int:
     return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))
 
 
+def layers_of_stages(args: argparse.Namespace) -> list[int]:
+    """Number of decoder layers on each stage, virtual ones included, in the order of the layers."""
+    if args.pipeline_model_parallel_layout is not None:
+        parts = PipelineParallelLayerLayout.parse_str_to_list(args.pipeline_model_parallel_layout)
+        return [part.count(LayerType.decoder) for part in parts]
+    stages = args.pipeline_model_parallel_size * (args.num_virtual_stages_per_pipeline_rank or 1)
+    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
+    between = stages - (first is not None) - (last is not None)
+    each = (args.num_layers - (first or 0) - (last or 0)) // max(between, 1)
+    return [*([first] if first else []), *[each] * between, *([last] if last else [])]
+
+
 def stages_of(layout: str) -> int | None:
     """Pipeline stages in a `--pipeline-model-parallel-layout`, virtual ones included; None with an unknown letter."""
     try:

@@ -48,7 +48,8 @@ def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> Any
         ]
         if args.spec is None:
             config.hybrid_stack_spec = hybrid.stack_spec(config)
-    initial = LayoutIndependentInit(args.seed, vocabulary)
+    rename = partial(hybrid.name_in_gpt, args.hybrid_layer_pattern or "")
+    initial = LayoutIndependentInit(args.seed, vocabulary, rename)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)
     if vocabulary is not None:

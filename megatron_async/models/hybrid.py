@@ -11,8 +11,9 @@
 """
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
-from itertools import batched
+from itertools import batched, islice
 from typing import Any
 
 from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
@@ -27,7 +28,8 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
-from megatron_async.mcore.model import gpu_stack_spec
+from megatron_async.mcore.arguments import layers_of_stages
+from megatron_async.mcore.model import gpu_stack_spec, linear_attention_pattern, moe_layer_pattern
 from megatron_async.mcore.training import HybridModelConfig
 from megatron_async.models.gated_delta_net import GatedDeltaNet
 from megatron_async.models.mamba import MambaMixer
@@ -41,6 +43,9 @@ LETTERS = {
     Symbols.MLP: "feed-forward",
     Symbols.MOE: "experts",
 }
+
+
+_MIXERS, _BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
 
 
 def layers_of(pattern: str) -> str:
@@ -73,6 +78,28 @@ def complete(args: argparse.Namespace, stages: int) -> None:
     uneven = args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers
     if Symbols.PIPE not in pattern and size and not rest and not uneven:
         args.hybrid_layer_pattern = Symbols.PIPE.join(map("".join, batched(pattern, size)))
+
+
+def from_gpt(args: argparse.Namespace) -> None:
+    """Turn checked arguments of a GPT into those of the HybridModel with the same layers on the same stages."""
+    linear = linear_attention_pattern(args)
+    experts = moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
+    letters = iter([_MIXERS[mixer] + _BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)])
+    stages = [islice(letters, number) for number in layers_of_stages(args)]
+    args.hybrid_layer_pattern = Symbols.PIPE.join("".join(stage) for stage in stages)
+    args.num_layers *= 2
+    args.pipeline_model_parallel_layout = args.num_virtual_stages_per_pipeline_rank = None
+    args.decoder_first_pipeline_num_layers = args.decoder_last_pipeline_num_layers = None
+    args.experimental_attention_variant = args.linear_attention_freq = None
+    args.moe_layer_freq = 1
+
+
+def name_in_gpt(pattern: str, name: str) -> str:
+    """Name that a parameter has in the GPT with the same layers; where there is none, its own name."""
+    layers = layers_of(pattern)
+    if layers and set(layers[::2]) <= set(_MIXERS) and set(layers[1::2]) <= set(_BLOCKS):
+        name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda number: str(int(number[0]) // 2), name)
+    return name
 
 
 class LocalStack(HybridStack):
@@ -160,7 +187,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     for position, letter in enumerate(pattern):
         if letter not in LETTERS and letter != Symbols.PIPE:
             yield f"{option}: {letter!r} at position {position} is not a layer that is supported here. Use {known}, |."
-    for number, stage in enumerate(pattern.split(Symbols.PIPE)):
+    stages = pattern.split(Symbols.PIPE)
+    for number, stage in enumerate(stages[1:-1], start=1):  # embedding and head can be stages of their own
         if not stage:
             yield f"{option}: stage {number} (from 0) has no layer. Give it one, or use fewer stages."
     yield from _sizes(args, option)

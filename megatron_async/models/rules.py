@@ -22,6 +22,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield from _optional_packages(args)
     if _has_delta_net(args):
         yield from _delta_net(args)
+    if args.model_class == "hybrid" and args.hybrid_layer_pattern is None:
+        yield from _as_hybrid(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -137,6 +139,20 @@ def _initialization(args: argparse.Namespace) -> Iterator[str]:
                 f"--{name.replace('_', '-')} is not supported: initial weights are drawn on the run's device, from the "
                 "seed and each parameter's name, so that every layout starts from the same model. Leave it out."
             )
+
+
+def _as_hybrid(args: argparse.Namespace) -> Iterator[str]:
+    """GPTs that HybridModel cannot be."""
+    features = {
+        "--multi-latent-attention": args.multi_latent_attention,
+        "--mtp-num-layers": args.mtp_num_layers,
+        "--account-for-embedding-in-pipeline-split": args.account_for_embedding_in_pipeline_split,
+        "--account-for-loss-in-pipeline-split": args.account_for_loss_in_pipeline_split,
+        "--spec": args.spec,
+    }
+    for flag, given in features.items():
+        if given:
+            yield f"{flag} with --model-class hybrid: not supported. Leave one of them out."
 
 
 def _has_delta_net(args: argparse.Namespace) -> bool:

@@ -60,6 +60,22 @@ def test_hybrid_on_other_layouts(pool, layout):
         assert_close_weights(outcome, expected)
 
 
+AS_HYBRID = {
+    "2bw, uneven stages": "--pipeline-schedule 2bw --decoder-first-pipeline-num-layers 3 --optimizer muon",
+    "2bw, head alone": "--pipeline-schedule 2bw --pipeline-model-parallel-layout Et*4|L",
+    "wpipe": "--pipeline-schedule wpipe --clip-grad 0",
+    "1f1b, recomputation": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+}
+
+
+@pytest.mark.parametrize("run", AS_HYBRID)
+def test_a_gpt_built_as_hybrid_model_gives_the_same_bits(pool, run):
+    line = f"--model moe-10b-hybrid-mini --num-layers 4 --pipeline-model-parallel-size 2 {AS_HYBRID[run]}"
+    gpt, hybrid = (train(pool, f"{line} --model-class {name}", 2) for name in ("gpt", "hybrid"))
+    for one, other in zip(gpt, hybrid, strict=True):
+        assert (one.losses, one.grad_norms) == (other.losses, other.grad_norms)
+
+
 def test_dense_tensor_parallel_without_sequence_parallel(pool):
     (expected,) = train(pool, "--model smollm2-135m-mini --num-attention-heads 6 --num-query-groups 2", 1)
     split = "--model smollm2-135m-mini --num-attention-heads 6 --num-query-groups 2 --tensor-model-parallel-size 2"
