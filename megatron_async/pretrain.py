@@ -1,6 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Entry point: `torchrun --nproc-per-node N -m megatron_async.pretrain [any Megatron-LM argument] [ours]`."""
 
+# The imports below take seconds.
+from megatron_async.launcher import end_with_launcher
+
+if __name__ == "__main__":
+    end_with_launcher()
+
 import argparse
 import os
 import sys
@@ -12,7 +18,8 @@ from typing import Any, NoReturn
 from megatron_async import platform
 from megatron_async.config.command_line import value_of
 from megatron_async.mcore import UnsupportedVersion
-from megatron_async.platform import gpu
+from megatron_async.platform import gpu, job
+from megatron_async.training import provenance
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
 USAGE_ERROR = 2
@@ -25,9 +32,9 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     gpu.set_environment(tensor_parallel=value_of(argv, "--tensor-model-parallel-size") not in (None, "1"))
     try:
-        _rendezvous = _compare_devices(argv)  # kept until the end: it may hold the server of the job's store
-    except ValueError as mixed:
-        return _refuse([str(mixed)], "devices of the job")
+        _rendezvous = _compare_ranks(argv)  # kept until the end: it may hold the server of the job's store
+    except job.Differences as different:
+        return _refuse(different.problems, "hosts of the job")
     try:
         device, _ = platform.choose(value_of(argv, "--device") or "auto")
     except ValueError:
@@ -56,16 +63,16 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     return run.pretrain(args, stops)
 
 
-def _compare_devices(argv: Sequence[str]) -> Any:
-    """Raise MixedDevices on every rank of a run whose ranks see different devices; return the store of the job."""
-    from megatron_async.platform import job
-
+def _compare_ranks(argv: Sequence[str]) -> Any:
+    """Raise Differences on every rank of a run whose ranks differ; return the store of the job."""
     listing = "list" in (value_of(argv, "--model"), value_of(argv, "--optimizer"))
     trains = not listing and not {"--dry-run", "--help", "-h"} & set(argv)
-    if not trains or value_of(argv, "--device") == "cpu" or job.world_size() == 1:
+    if not trains or job.world_size() == 1:
         return None
+    gpu_matters = value_of(argv, "--device") != "cpu"
+    own = job.Rank(platform.sees_gpu() if gpu_matters else None, provenance.of_job(), argv)
     minutes = value_of(argv, "--distributed-timeout-minutes") or ""
-    return job.compare(platform.sees_gpu(), timedelta(minutes=int(minutes) if minutes.isdigit() else 10))
+    return job.compare(own, timedelta(minutes=int(minutes) if minutes.isdigit() else 10))
 
 
 def _first_rank() -> bool:

@@ -23,6 +23,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron_async.checkpoint import folder, manifest, optimizer_state
 from megatron_async.checkpoint.agreement import Agreement, JointError
 from megatron_async.checkpoint.background import Entries, Writing
+from megatron_async.checkpoint.lock import FolderLock
 from megatron_async.checkpoint.manifest import Facts, Manifest
 from megatron_async.checkpoint.state import SavedChunk, largest
 from megatron_async.files import sync_to_disk
@@ -53,6 +54,7 @@ class Checkpoints:
         self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
         self._versions = versions
         self._agreement = Agreement(args.distributed_timeout_minutes)
+        self._lock: FolderLock | None = None
         self._writing: Writing | None = None
         self._saves = itertools.count()
         self._loaded: list[SavedChunk] = []
@@ -105,10 +107,24 @@ class Checkpoints:
         self._loaded = []
 
     def prepare(self) -> None:
-        """Raise JointError before training if `--save` cannot be written to. Collective."""
+        """Raise JointError before training if `--save` cannot be written to or is in use. Collective."""
         if self._args.save:
             root = Path(self._args.save)
-            self._agreement.on_first_rank(f"--save {root} cannot be written to", lambda: folder.clean_staging(root))
+            self._agreement.on_first_rank(f"--save {root} cannot be written to", lambda: self._take(root))
+
+    def _take(self, root: Path) -> None:
+        self._lock = FolderLock(root)
+        folder.clean_staging(root)
+
+    def _clean(self, root: Path) -> None:
+        if self._lock is not None:
+            self._lock.check()
+        folder.clean_staging(root)
+
+    def close(self) -> None:
+        """Give the folder free for other runs."""
+        if self._lock is not None:
+            self._lock.release()
 
     def save(self, iteration: int, histories: Sequence[History]) -> None:
         """Save the state after `iteration` batches; the pipeline must be empty. Collective.
@@ -121,7 +137,7 @@ class Checkpoints:
         self.finish()
         args, root = self._args, Path(self._args.save)
         asynchronous = bool(args.async_save)
-        self._agreement.on_first_rank(self._failure(iteration), lambda: folder.clean_staging(root))
+        self._agreement.on_first_rank(self._failure(iteration), lambda: self._clean(root))
         optimizer_state.complete(self._optimizer)
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
         args.has_previous_update = args.staleness_correction != "none" and bool(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_async import __version__
+from megatron_async.launcher import end_with_launcher
 
 
 class Command(NamedTuple):
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f" Did you mean {near[0]}?" if near else ""
         sys.stderr.write(f"megatron-async: {name}: no such command.{hint} There are {', '.join(COMMANDS)}.\n")
         return 2
+    end_with_launcher()
     command = COMMANDS[name]
     status: int = getattr(importlib.import_module(command.module), command.function)(options)
     return status

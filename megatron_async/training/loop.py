@@ -138,6 +138,8 @@ class Loop:
         except BaseException as error:
             self.end(complete=isinstance(error, JointError | TooManySkips))  # all ranks raise these together
             raise
+        finally:
+            self.checkpoints.close()
         self.end(complete=True)
         return status
 

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Versions and machine that a figure depends on."""
 
+import hashlib
 import os
 import platform
 from importlib.metadata import version
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import megatron_async
+from megatron_async.mcore import installed_versions
 
 
 def versions() -> dict[str, str]:
@@ -21,6 +23,21 @@ def versions() -> dict[str, str]:
         "megatron-core": version("megatron-core"),
         "emerging-optimizers": version("emerging-optimizers"),
     }
+
+
+def of_job() -> dict[str, str]:
+    """What must be equal on all hosts of a job: versions, and a digest of this package's source."""
+    import torch
+
+    digest, root = hashlib.sha256(), Path(megatron_async.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    packages = {package: installed or "none" for package, installed, *_ in installed_versions()}
+    return (
+        {"python": platform.python_version(), "torch": torch.__version__}
+        | packages
+        | {"code of megatron_async": digest.hexdigest()[:12]}
+    )
 
 
 def machine() -> dict[str, Any]:

@@ -30,6 +30,20 @@ def test_every_rank_ends_with_one_message(pool, device, with_gpu):
     assert f"{3 - len(with_gpu)} of 3 ranks see no usable GPU" in first and without in first
 
 
+def started_differently(arguments: Sequence[str], rate: str) -> tuple[int, str]:
+    """`jobs.command` with a learning rate of its own on the last rank."""
+    import os
+
+    return jobs.command([*arguments, "--lr", rate if os.environ["RANK"] == "1" else "0.02"])
+
+
+def test_ranks_with_other_arguments_are_named(pool):
+    arguments = [*jobs.BASE, "--pipeline-model-parallel-size", "2"]
+    answers = pool.run(f"{__name__}:started_differently", arguments, "0.2", ranks=2, timeout=100)
+    assert [status for status, _ in answers] == [2, 2] and answers[1][1] == ""
+    assert "--lr is 0.2 on " in answers[0][1] and ": rank 1, but 0.02 on " in answers[0][1]
+
+
 def test_ranks_that_agree_go_on_to_the_next_check(pool):
     answers = pool.run(
         f"{__name__}:command", [*jobs.BASE, "--device", "auto", "--learning-rat"], (), ranks=2, timeout=100

@@ -12,7 +12,7 @@ from megatron_async.schedules import SCHEDULES
 PACKAGE = Path(__file__).resolve().parents[2] / "megatron_async"
 
 LAYERS = (
-    ("files",),
+    ("files", "launcher"),
     ("schedules",),
     ("mcore",),
     ("platform",),
