@@ -24,6 +24,7 @@ def arguments(**changes: object) -> argparse.Namespace:
         "exit_on_missing_checkpoint": False,
         "ckpt_step": None,
         "num_experts": None,
+        "hybrid_layer_pattern": None,
     }
     return argparse.Namespace(
         **(defaults | SAVED | {"use_checkpoint_opt_param_scheduler": False, "lr_decay_iters": None} | changes)
