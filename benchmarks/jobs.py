@@ -90,7 +90,7 @@ def _run_alone(loop: Loop, span: Callable[[str], AbstractContextManager[None]]) 
         gradient = None if last else torch.full(message.shape, 1e-3, **place)
         with span("F"):
             output, _ = forward_step(
-                loop.forward_step, loop.train_data, module, microbatches, source, [], config, 1, is_last_stage=last
+                loop.forward_step, loop.data.train[0], module, microbatches, source, [], config, 1, is_last_stage=last
             )
         with span("B"):
             deallocate_output_tensor(output, config.deallocate_pipeline_outputs)

@@ -109,10 +109,11 @@ def _refuse(problems: Sequence[str], of: str) -> int:
 def _fail(error: BaseException) -> int:
     """Name the cause on this rank; add a traceback unless it is a known kind of fault."""
     from megatron_async.checkpoint.agreement import JointError, describe
+    from megatron_async.data.iterators import OrderEnds
     from megatron_async.pipeline.executor import StageFailure
-    from megatron_async.training.faults import TooManySkips
+    from megatron_async.training.faults import TrainingFault
 
-    if not isinstance(error, JointError | StageFailure | TooManySkips):
+    if not isinstance(error, JointError | OrderEnds | StageFailure | TrainingFault):
         sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.write(f"megatron_async: rank {os.environ.get('RANK', '0')} failed: {describe(error)}\n")
     return FAILED

@@ -71,6 +71,8 @@ def parse_metrics(text: str, source: str = "metrics") -> Metrics:
                 training.append(row)
             case {"iteration": int(), "valid_loss": _}:
                 validation.append(row)
+            case {"iteration": int()} if any(name.startswith(("valid_loss-", "test_loss")) for name in row):
+                pass  # several validation sets, the test set
             case _:
                 raise ValueError(
                     f"{place}: expected `config`, or `iteration` with `lm_loss` or `valid_loss`, got {str(row)[:80]}"

@@ -23,7 +23,7 @@ _RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _PROGRESS = ("params", "step", "lr", "weight_decay")
 
 
-def complete(optimizer: MegatronOptimizer) -> None:
+def complete(optimizer: MegatronOptimizer | None) -> None:
     """Give every parameter without state, whose first step was skipped, the state that this step would give it."""
     for inner in inner_optimizers(optimizer):
         inner.init_state_fn = inner.init_state_fn or _fill_momentum
@@ -46,14 +46,14 @@ def expect_previous_update(optimizer: MegatronOptimizer) -> None:
         owner.state[param].setdefault(PREVIOUS_UPDATE, torch.zeros_like(param))
 
 
-def fit(optimizer: MegatronOptimizer, state: dict[str, Any]) -> dict[str, Any]:
+def fit(optimizer: MegatronOptimizer | None, state: dict[str, Any]) -> dict[str, Any]:
     """Fit a checkpoint's state besides tensors to this run's tree of optimizers.
 
     Each parameter group gets the progress of a saved group that agrees in all that Megatron tells groups apart by,
     except whether they hold experts and their rates. Hyper-parameters are this run's. Step counts are equal, unless
     updates of one of WPipe's chunks were skipped.
     """
-    if "optimizer" in state:
+    if "optimizer" in state and optimizer is not None:
         state["optimizer"] = _fitted(list(_leaves(state["optimizer"])), optimizer)
     return state
 

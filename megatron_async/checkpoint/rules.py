@@ -27,7 +27,12 @@ _MODEL = (
     "moe_router_pre_softmax moe_router_topk_scaling_factor"
 ).split()
 _OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
-_DATA = "seed seq_length global_batch_size data_path split mock_data tokenizer_type dataloader_type".split()
+_DATA = (
+    "seed seq_length global_batch_size rampup_batch_size step_batch_size_schedule data_path train_data_path "
+    "data_args_path per_split_data_args_path split mock_data tokenizer_type dataloader_type data_sharding"
+).split()
+# Not compared if both runs know the contents of their training data.
+_PATHS = "data_path train_data_path data_args_path per_split_data_args_path".split()
 # Learning rate and weight decay by position in the run; an option says which side wins.
 _WSD = "lr_wsd_decay_style lr_wsd_decay_iters lr_wsd_decay_samples".split()
 _SCHEDULE = [
@@ -183,6 +188,15 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         del fixed["num_layers"]  # two layers for each of the GPT's
     elif hybrid.layers_of(args.hybrid_layer_pattern or "") != hybrid.layers_of(saved.get("hybrid_layer_pattern") or ""):
         fixed["hybrid_layer_pattern"] = "the model"  # its stages may change
+    contents = {getattr(args, "data_contents", None), saved.get("data_contents")}
+    if None not in contents:
+        fixed = {name: what for name, what in fixed.items() if name not in _PATHS}
+    if None not in contents and len(contents) > 1:
+        yield (
+            f"the training data are not those that {path} was saved with (other documents, other weights or another "
+            "order of the sets); the samples of a batch would change. Give the same data, or start anew without --load "
+            "(or with --finetune)."
+        )
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
             flag = "--" + _GIVEN_AS.get(name, name).replace("_", "-")

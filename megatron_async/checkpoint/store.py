@@ -26,6 +26,7 @@ from megatron_async.checkpoint.background import Entries, Writing
 from megatron_async.checkpoint.lock import FolderLock
 from megatron_async.checkpoint.manifest import Facts, Manifest
 from megatron_async.checkpoint.state import SavedChunk, largest
+from megatron_async.data.iterators import train_samples
 from megatron_async.files import sync_to_disk
 from megatron_async.mcore import checkpoint as distributed
 from megatron_async.mcore.arguments import overridden
@@ -35,19 +36,25 @@ from megatron_async.pipeline.steps import History
 from megatron_async.schedules.arguments import delay_pattern
 
 # Facts about the state that a manifest holds besides the arguments that the run was started with.
-_FACTS = ("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples")
+_FACTS = (
+    *("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples"),
+    *("skipped_train_samples", "data_order_samples", "valid_order_samples"),
+)
 
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of a run. `versions` are those of the software, for the manifest."""
+    """The checkpoints of a run. `versions` are those of the software, for the manifest.
+
+    Without optimizer and scheduler it loads weights alone and cannot save.
+    """
 
     def __init__(
         self,
         args: argparse.Namespace,
         model: list[Any],
-        optimizer: MegatronOptimizer,
+        optimizer: MegatronOptimizer | None,
         scheduler: Any,
         versions: dict[str, str],
     ) -> None:
@@ -78,7 +85,7 @@ class Checkpoints:
         optimizer_state.complete(self._optimizer)
         if self._continues_correction(saved):
             optimizer_state.expect_previous_update(self._optimizer)
-        if found and self._scheduler.wd_incr_style == "constant":
+        if found and self._scheduler is not None and self._scheduler.wd_incr_style == "constant":
             # Megatron wants an equal length of the run even for a constant weight decay.
             self._scheduler.wd_incr_steps = getattr(saved, "train_iters", args.train_iters) * args.global_batch_size
         step = found.iteration if found else None
@@ -89,8 +96,12 @@ class Checkpoints:
             )
         optimizer_state.complete(self._optimizer)
         self.saved = args.iteration if found else None
-        if not args.finetune:
+        if found and not args.finetune:
             self.scheduler_steps = getattr(saved, "scheduler_steps", ())
+            args.data_order_samples = (
+                args.data_order_samples or getattr(saved, "data_order_samples", None) or train_samples(saved)
+            )
+            args.valid_order_samples = getattr(saved, "valid_order_samples", 0)
 
     def _continues_correction(self, saved: argparse.Namespace) -> bool:
         """Whether the saved previous update is one of this run's: both delay the same parameters."""

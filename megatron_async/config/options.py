@@ -72,6 +72,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--sync-start-iters": _count(0, "Synchronous batches at the start of training."),
     "--sync-cooldown-iters": _count(0, "Synchronous batches at the end of training."),
+    "--data-order-samples": _count(
+        None,
+        "Training samples that the order of the data is drawn for: those of the run, or of the checkpoint's run. A "
+        "larger number at the first start lets a run be extended later in the same order.",
+    ),
     "--update-launch": _choice(
         ("auto", "at-update", "when-known", "at-once"),
         "auto",

@@ -8,7 +8,8 @@ import argparse
 from collections.abc import Callable, Iterable
 
 from megatron_async.checkpoint import rules as checkpoint
-from megatron_async.data.blend import missing_data_files
+from megatron_async.data.blend import data_sources, missing_data_files
+from megatron_async.data.index_cache import contents
 from megatron_async.models import rules as models
 from megatron_async.optim import rules as optim
 from megatron_async.pipeline import rules as pipeline
@@ -41,7 +42,9 @@ def before_megatron(args: argparse.Namespace, given: frozenset[str]) -> list[str
     problems = [*optim.problems(args, given), *checkpoint.ignored(given)]
     problems += (problem for rules in _ON_PARSED_VALUES for problem in rules(args))
     if not args.dry_run:
-        problems += missing_data_files(args)
+        wrong = missing_data_files(args)
+        problems += wrong
+        args.data_contents = None if wrong or args.mock_data else contents(data_sources(args))
     return problems
 
 

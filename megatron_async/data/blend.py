@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 SPLIT_NAMES = ("train", "valid", "test")
 # Megatron's default where --data-path comes without --split.
@@ -21,6 +22,10 @@ _OBJECT_STORAGE = ("s3://", "msc://")
 # Index header: magic, version (uint64), token type (uint8), number of sequences (uint64).
 _INDEX_HEADER = struct.Struct("<9sQBQ")
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
+# Then the number of documents, the length of each sequence in tokens, the place of each in the .bin file.
+_COUNT, _LENGTH = struct.Struct("<q"), struct.Struct("<i")
+# Bytes of a token by the code of its type: uint8, int8, int16, int32, int64, float64, float32, uint16.
+_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +203,31 @@ def _file_problems(prefix: str, documents: dict[str, int]) -> Iterator[str]:
         return
     try:
         with open(f"{prefix}.idx", "rb") as file:
-            magic, _, _, documents[prefix] = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
-    except (OSError, struct.error):
+            magic, _, kind, sequences = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
+            expected = _token_bytes(file, kind, sequences) if magic == _INDEX_MAGIC else 0
+    except (OSError, struct.error, KeyError):
         magic = b""
     if magic != _INDEX_MAGIC:
-        documents.pop(prefix, None)
         yield f"{prefix}.idx is not a Megatron index. Write it with megatron-async preprocess."
+        return
+    documents[prefix] = sequences
+    if expected != (size := Path(f"{prefix}.bin").stat().st_size):
+        yield (
+            f"data prefix {prefix}: the index describes {expected} bytes of tokens, but {prefix}.bin has {size}. The "
+            "two files do not belong together or were not copied to the end; copy or preprocess them again."
+        )
+
+
+def _token_bytes(file: BinaryIO, kind: int, sequences: int) -> int:
+    """Bytes of tokens up to the end of the last sequence of an index, read after its header."""
+    if not sequences:
+        return 0
+    start = _INDEX_HEADER.size + _COUNT.size  # after the number of documents
+    file.seek(start + (sequences - 1) * _LENGTH.size)
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    file.seek(start + sequences * _LENGTH.size + (sequences - 1) * _COUNT.size)
+    (pointer,) = _COUNT.unpack(file.read(_COUNT.size))
+    return int(pointer + length * _TOKEN_BYTES[kind])
 
 
 def _split_problems(split: str, documents: dict[str, int]) -> Iterator[str]:

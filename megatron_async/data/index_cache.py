@@ -13,6 +13,9 @@ import fcntl
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+from megatron_async.data.blend import DataSources, is_local
 
 _SAMPLE_BYTES = 1 << 20
 _MARKER = ".building"
@@ -32,14 +35,29 @@ def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
     prefixes = list(prefixes)
     digest = hashlib.sha256()
     for prefix in prefixes:
-        with open(f"{prefix}.idx", "rb") as file:
-            size = file.seek(0, 2)
-            digest.update(f"{prefix} {size}\n".encode())
-            for start in (0, max(0, size - _SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
+        _read_into(digest, prefix, prefix)
     base = Path(prefixes[0]).parent / "index_cache" if chosen is None else Path(chosen)
     return str(base / digest.hexdigest()[:16])
+
+
+def contents(sources: DataSources) -> str | None:
+    """Digest of what the order of training samples depends on, wherever the files are; None if they are not local."""
+    blend = sources.blend if sources.per_split is None else sources.per_split[0]
+    if blend is None or not all(is_local(prefix) for prefix in blend.prefixes):
+        return None
+    digest = hashlib.sha256()
+    for prefix, weight in zip(blend.prefixes, blend.weights or (None,) * len(blend.prefixes), strict=True):
+        _read_into(digest, prefix, str(weight))
+    return digest.hexdigest()
+
+
+def _read_into(digest: Any, prefix: str, name: str) -> None:
+    with open(f"{prefix}.idx", "rb") as file:
+        size = file.seek(0, 2)
+        digest.update(f"{name} {size}\n".encode())
+        for start in (0, max(0, size - _SAMPLE_BYTES)):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 @contextlib.contextmanager

@@ -12,20 +12,22 @@ from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOpt
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 
 
-def inner_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
+def inner_optimizers(optimizer: MegatronOptimizer | None) -> Iterator[MegatronOptimizer]:
     """The Megatron optimizers that own a torch optimizer each, in Megatron's order, without stubs."""
     for member in members(optimizer):
         yield from inner_optimizers(member)
-    if not members(optimizer) and not optimizer.is_stub_optimizer:
+    if not members(optimizer) and optimizer is not None and not optimizer.is_stub_optimizer:
         yield optimizer
 
 
-def members(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+def members(optimizer: MegatronOptimizer | None) -> Sequence[MegatronOptimizer]:
     """The members of a chained optimizer; empty for any other."""
     return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else ()
 
 
-def master_params(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
+def master_params(
+    optimizer: MegatronOptimizer | None,
+) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
     """(torch optimizer, parameter group, parameter) of everything this rank updates; in bf16 training, fp32 masters."""
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:

@@ -9,6 +9,7 @@ from megatron.training.argument_utils import (
     pretrain_cfg_container_from_args,
 )
 from megatron.training.config import TokenizerConfig
+from megatron.training.datasets.data_samplers import build_pretraining_data_loader
 from megatron.training.global_vars import (
     get_args,
     get_tensorboard_writer,
@@ -18,12 +19,7 @@ from megatron.training.global_vars import (
 )
 from megatron.training.models import GPTModelConfig, HybridModelConfig
 from megatron.training.models.gpt import default_layer_spec
-from megatron.training.training import (
-    build_train_valid_test_data_iterators,
-    evaluate,
-    num_floating_point_operations,
-    update_train_iters,
-)
+from megatron.training.training import num_floating_point_operations, update_train_iters
 
 
 def wandb_run() -> str | None:

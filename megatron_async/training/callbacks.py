@@ -116,10 +116,13 @@ class Callback:
         """After each segment, when the pipeline is empty on all ranks. May use collectives."""
 
     def on_evaluation_begin(self, iteration: int) -> None:
-        """Before an evaluation."""
+        """Before an evaluation of the validation sets."""
+
+    def on_evaluated(self, iteration: int, name: str, loss: float | None) -> None:
+        """After each set of an evaluation: its name, empty for the one validation set. "test" after the last save."""
 
     def on_evaluation_end(self, iteration: int, loss: float | None) -> None:
-        """After an evaluation; `loss` is None on ranks that do not know it."""
+        """After an evaluation: the loss of the first set; None on ranks that do not know it, or if it was given up."""
 
     def on_save_begin(self, iteration: int) -> None:
         """Before a checkpoint is saved."""

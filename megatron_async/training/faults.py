@@ -1,9 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Skipped updates, loss spikes and requests to stop."""
+"""A first loss that is not finite, skipped updates, loss spikes and requests to stop."""
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from megatron_async.checkpoint.state import largest
 from megatron_async.training.callbacks import Callback, CompletedBatch
@@ -13,8 +17,39 @@ if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
 
 
-class TooManySkips(RuntimeError):
+class TrainingFault(RuntimeError):
+    """Training cannot go on; all ranks raise it together, and the message says why."""
+
+
+class TooManySkips(TrainingFault):
     """Too many updates in a row were skipped; the message names the samples."""
+
+
+class FirstLossNotFinite(TrainingFault):
+    """The loss of the first batch is not a number, or infinite."""
+
+
+class FirstLoss(Callback):
+    """Ends a run whose first loss is not finite: no later batch would mend it."""
+
+    def __init__(self) -> None:
+        self._loss: float | None = None
+
+    @property
+    def wants_stop(self) -> bool:
+        return self._loss is not None and not math.isfinite(self._loss)
+
+    def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
+        if self._loss is None:  # the first batch alone may wait for the device
+            self._loss = float(sum(part["lm loss"].view(-1)[0].double() for part in losses))
+
+    def on_drain(self) -> None:
+        """Raise `FirstLossNotFinite` on every rank."""
+        if largest(self.wants_stop):
+            raise FirstLossNotFinite(
+                "the loss of the first batch is not finite, so nothing can be learned. Look at the data, at --lr and "
+                "initial weights (--init-method-std), and at the checkpoint if one was loaded."
+            )
 
 
 class StopOnRequest(Callback):

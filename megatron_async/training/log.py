@@ -74,15 +74,18 @@ class Log:
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=row["iteration"])
 
-    def validation(self, iteration: int, loss: float) -> None:
-        """Write the result of an evaluation."""
+    def evaluated(self, iteration: int, name: str, loss: float) -> None:
+        """Write the loss of a validation set (`name` is empty for the one set) or of the test set ("test")."""
+        part = "test" if name == "test" else f"validation-{name}" if name else "validation"
         if self._file is not None:
-            self._file.write({"iteration": iteration, "valid_loss": loss})
-        self._to_writers({"lm loss validation": loss}, iteration)
-        self.say(
-            f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
-            f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |"
-        )
+            key = "test_loss" if name == "test" else f"valid_loss-{name}" if name else "valid_loss"
+            self._file.write({"iteration": iteration, key: loss})
+        perplexity = math.exp(min(20.0, loss))
+        values = {f"lm loss {part}": loss}
+        if self._args.log_validation_ppl_to_tensorboard:
+            values[f"lm loss {part} ppl"] = perplexity
+        self._to_writers(values, iteration)
+        self.say(f" {part} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} |")
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -22,9 +22,8 @@ from megatron.core.utils import get_model_config
 from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
+from megatron_async.data.iterators import EvaluationSet, RunData
 from megatron_async.mcore.optimizer import publish_weights, scheduler_for
-from megatron_async.mcore.rng import fork_rng
-from megatron_async.mcore.training import evaluate
 from megatron_async.optim.corrections import Correction
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.executor import Hooks
@@ -33,7 +32,8 @@ from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.schedules.phases import Phases
 from megatron_async.training.callbacks import Callback, CompletedBatch
-from megatron_async.training.faults import TooManySkips
+from megatron_async.training.evaluation import Evaluation, GivenUp
+from megatron_async.training.faults import TrainingFault
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST
 
 
@@ -66,7 +66,7 @@ class Loop:
         trained: model and optimizer.
         make_steps: chooses how batches are run.
         forward_step: Megatron's forward step function.
-        train_data, valid_data: iterators over micro-batches; None on ranks without data.
+        data: training data and what to evaluate.
         checkpoints: loads and saves checkpoints.
         callbacks: called in this order.
     """
@@ -78,15 +78,15 @@ class Loop:
         trained: Trained,
         make_steps: Callable[[Training], Steps],
         forward_step: Any,
-        train_data: Any,
-        valid_data: Any,
+        data: RunData,
         checkpoints: Checkpoints,
         callbacks: Sequence[Callback],
     ) -> None:
         self.args, self.trained, self.forward_step = args, trained, forward_step
         self.model, self.optimizer = trained.model, trained.optimizer
         self.checkpoints, self.callbacks = checkpoints, tuple(callbacks)
-        self.train_data, self._valid_data = train_data, valid_data
+        self.data = data
+        self._evaluation = Evaluation(args, trained.model, forward_step, self._wants_stop)
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
         self._config = get_model_config(trained.model[0])
         self._config.grad_scale_func = trained.optimizer.scale_loss
@@ -108,7 +108,7 @@ class Loop:
             model=trained.model,
             optimizers=trained.optimizers,
             forward_step=self.forward_step,
-            data_iterators=self.train_data if isinstance(self.train_data, list) else [self.train_data],
+            data_iterators=self.data.train,
             phases=Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters),
             correction=trained.correction,
             statistics=trained.statistics,
@@ -129,14 +129,14 @@ class Loop:
             The exit status, see `signals`.
 
         Raises:
-            TooManySkips: too many updates in a row were skipped.
+            TrainingFault: the first loss is not finite, or too many updates in a row were skipped.
             JointError: a checkpoint could not be saved.
         """
         self._notify(Callback.on_train_begin, self)
         try:
             status = self._train()
         except BaseException as error:
-            self.end(complete=isinstance(error, JointError | TooManySkips))  # all ranks raise these together
+            self.end(complete=isinstance(error, JointError | TrainingFault))  # all ranks raise these together
             raise
         finally:
             self.checkpoints.close()
@@ -167,7 +167,7 @@ class Loop:
             batch += self.steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
             self._notify(Callback.on_drain)
-            if self._evaluates and batch % args.eval_interval == 0:
+            if self._evaluates_at(batch):
                 self.evaluate(batch)
                 evaluated = batch
             if args.save_interval and batch % args.save_interval == 0:
@@ -175,10 +175,13 @@ class Loop:
             if args.exit_interval and batch % args.exit_interval == 0:
                 break
         stopped = self._stopping and batch < args.train_iters
-        if not stopped and self._evaluates and batch >= args.train_iters and evaluated != batch:
+        finished = not stopped and batch >= args.train_iters
+        if finished and self._evaluates and evaluated != batch:
             self.evaluate(batch)
         self._save(batch)
         self.checkpoints.finish()
+        if finished and self.data.test is not None:
+            self._losses(batch, [self.data.test])
         if not stopped:
             return FINISHED
         self.note(f"asked to end: stopped after iteration {batch} of {args.train_iters}")
@@ -199,12 +202,25 @@ class Loop:
         return self.checkpoints.failed or any(callback.wants_stop for callback in self.callbacks)
 
     def evaluate(self, iteration: int) -> None:
-        """Compute the validation loss of the newest weights."""
+        """Compute the losses of the validation sets with the newest weights."""
         self._notify(Callback.on_evaluation_begin, iteration)
-        with self._newest_weights(), fork_rng():
-            losses, _, _ = evaluate(self.forward_step, self._valid_data, self.model, None, self._config)
-        self._config.timers = None  # Megatron's evaluation switches its timers on
-        self._notify(Callback.on_evaluation_end, iteration, losses["lm loss"].item() if losses else None)
+        losses = self._losses(iteration, self.data.valid)
+        if losses:
+            self.args.consumed_valid_samples += self.args.eval_iters * self.args.eval_global_batch_size
+        self._notify(Callback.on_evaluation_end, iteration, losses[0] if losses else None)
+
+    def _losses(self, iteration: int, parts: Sequence[EvaluationSet]) -> list[float | None]:
+        """The loss of each set; none of them if the evaluation was given up."""
+        losses = []
+        try:
+            with self._newest_weights():
+                for part in parts:
+                    losses.append(self._evaluation.loss(part))
+                    self._notify(Callback.on_evaluated, iteration, part.name, losses[-1])
+        except GivenUp:
+            self.note(f"asked to end: the evaluation at iteration {iteration} was given up")
+            return []
+        return losses
 
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
@@ -219,7 +235,10 @@ class Loop:
 
     @property
     def _evaluates(self) -> bool:
-        return bool(self.args.do_valid and self.args.eval_interval and self.args.eval_iters)
+        return bool(self.data.valid and self.args.eval_interval)
+
+    def _evaluates_at(self, batch: int) -> bool:
+        return self._evaluates and batch % self.args.eval_interval == 0 and batch >= (self.args.start_eval_at_iter or 0)
 
     def _next_stop(self, batch: int) -> int:
         """The next batch number after `batch` at which the pipeline must be empty."""

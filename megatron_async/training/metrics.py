@@ -59,9 +59,9 @@ class Metrics(Callback):
     def on_drain(self) -> None:
         self._flush(wait=True)
 
-    def on_evaluation_end(self, iteration: int, loss: float | None) -> None:
+    def on_evaluated(self, iteration: int, name: str, loss: float | None) -> None:
         if self._log is not None and loss is not None:
-            self._log.validation(iteration, loss)
+            self._log.evaluated(iteration, name, loss)
 
     def on_note(self, text: str) -> None:
         if self._log is not None:

@@ -3,6 +3,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,12 @@ from megatron_async import reference
 from megatron_async.checkpoint import folder
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.checkpoint.store import Checkpoints
-from megatron_async.data.datasets import train_valid_test_datasets
+from megatron_async.data.iterators import RunData, run_data
 from megatron_async.mcore.build import setup_model_and_optimizer
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device, initialize, shut_down
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import (
-    build_train_valid_test_data_iterators,
     get_tensorboard_writer,
     get_tokenizer,
     get_wandb_writer,
@@ -44,20 +44,21 @@ from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance
 from megatron_async.training.callbacks import Callback
-from megatron_async.training.faults import SkippedUpdates, StopOnRequest
+from megatron_async.training.evaluation import Evaluation, GivenUp
+from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest
 from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import LargestLogit, Metrics
 from megatron_async.training.provenance import versions
-from megatron_async.training.signals import StopRequests
+from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
 from megatron_async.training.trace import TraceFile
 
 
 def pretrain(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
-    """Train a GPT; return the exit status. See `build`."""
-    status = build(args, stops, callbacks).run()
+    """Train a GPT, or with `--skip-train` evaluate it; return the exit status. See `build`."""
+    status = evaluate(args, stops, callbacks) if args.skip_train else build(args, stops, callbacks).run()
     stops.ignore()
     close()
     return status
@@ -77,6 +78,50 @@ def build(
         callbacks: further callbacks. They precede the log, so they may add values to a batch.
         forward_step: Megatron's forward step function; None for a GPT.
     """
+    vocabulary = _start(args)
+    trained = _trained(args, vocabulary)
+    checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
+    checkpoints.prepare()
+    checkpoints.load()
+    data = data_iterators(args)
+    staleness = StalenessValues()
+    forward_step = forward_step or gpt.ForwardStep(args, vocabulary)
+    stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
+    return Loop(
+        args=args,
+        trained=trained,
+        make_steps=partial(_make_steps, staleness),
+        forward_step=forward_step,
+        data=data,
+        checkpoints=checkpoints,
+        callbacks=[*_callbacks(args, trained, staleness, stops), *callbacks, _metrics(args)],
+    )
+
+
+def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
+    """Evaluate a checkpoint on the validation and test sets, without optimizer and training data."""
+    args.no_load_rng = True
+    vocabulary = _start(args)
+    model, _, _ = _model(args, vocabulary)
+    Checkpoints(args, model, None, None, versions()).load()
+    data = data_iterators(args)
+    evaluation = Evaluation(args, model, gpt.ForwardStep(args, vocabulary), lambda: stops.requested)
+    callbacks = [*callbacks, _metrics(args)]
+    status = FINISHED
+    try:
+        for part in [*data.valid, *([data.test] if data.test else [])]:
+            loss = evaluation.loss(part)
+            for callback in callbacks:
+                callback.on_evaluated(args.iteration, part.name, loss)
+    except GivenUp:
+        status = ENDED_UNSAVED
+    for callback in callbacks:
+        callback.on_train_end(True)
+    return status
+
+
+def _start(args: argparse.Namespace) -> int:
+    """Make process groups and Megatron's global state; return the size of the vocabulary. Collective."""
     _continue_wandb(args)
     _adjust(args)
     if args.device == "cuda":
@@ -86,28 +131,9 @@ def build(
     if args.rank == 0:
         off = packages.messages() if args.device == "cuda" else []
         print("\n".join(f"> {line}" for line in (args.device_sentence, *off)), flush=True)
-    update_train_iters(args)
     # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
-    vocabulary = args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
-    trained = _trained(args, vocabulary)
-    checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
-    checkpoints.prepare()
-    checkpoints.load()
-    with fork_rng():  # data loaders draw seeds
-        train_data, valid_data = data_iterators(args)
-    staleness = StalenessValues()
-    forward_step = forward_step or gpt.ForwardStep(args, vocabulary)
-    stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
-    return Loop(
-        args=args,
-        trained=trained,
-        make_steps=partial(_make_steps, staleness),
-        forward_step=forward_step,
-        train_data=train_data,
-        valid_data=valid_data,
-        checkpoints=checkpoints,
-        callbacks=[*_callbacks(args, trained, staleness, stops), *callbacks, _metrics(args)],
-    )
+    args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
+    return int(args.tokenizer_vocab_size)
 
 
 def _adjust(args: argparse.Namespace) -> None:
@@ -120,11 +146,18 @@ def _adjust(args: argparse.Namespace) -> None:
     args.check_for_nan_in_loss_and_grad = False  # updates with such gradients are skipped and counted
 
 
+def _model(args: argparse.Namespace, vocabulary: int) -> tuple[list[Any], Any, Any]:
+    """Set up model chunks, optimizer and scheduler; the last two are None with `--skip-train`. Collective."""
+    container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
+    optimizers = setup.optimizers(args)
+    return setup_model_and_optimizer(container, optimizers, one_per_chunk=schedule_of(args).chunks > 1)
+
+
 def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     """Set up model, optimizer and scheduler. Collective."""
-    container = pretrain_cfg_container_from_args(args, gpt.model_config(args, vocabulary))
     by_chunk = schedule_of(args).chunks > 1
-    model, optimizer, scheduler = setup_model_and_optimizer(container, setup.optimizers(args), one_per_chunk=by_chunk)
+    model, optimizer, scheduler = _model(args, vocabulary)
+    update_train_iters(args)
     for inner in inner_optimizers(optimizer):
         inner.config.timers = None  # at --timing-log-level 1 they hold a barrier over all ranks, between polls
     setup.finish(args, model, optimizer)
@@ -165,6 +198,7 @@ def _callbacks(
     yield staleness
     if watches_logits(args):
         yield LargestLogit(group_of_all("largest logit"))
+    yield FirstLoss()
     yield SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
     yield StopOnRequest(stops)
     if args.trace_file:
@@ -179,20 +213,6 @@ def close() -> None:
     shut_down()
 
 
-class _Undisturbing:
-    """A data iterator that preserves the RNG states, from which loaders draw seeds."""
-
-    def __init__(self, data: Iterator[Any]) -> None:
-        self._data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with fork_rng():
-            return next(self._data)
-
-
 def _continue_wandb(args: argparse.Namespace) -> None:
     """Resume the wandb run of the checkpoint, unless the user names another one."""
     found = folder.newest(Path(args.load)) if args.load and args.wandb_project else None
@@ -201,20 +221,10 @@ def _continue_wandb(args: argparse.Namespace) -> None:
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
-def data_iterators(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Iterators over training and validation micro-batches; with virtual stages a list of them."""
-
-    def build(vp_stage: int | None) -> tuple[Any, Any, Any]:
-        provider = partial(train_valid_test_datasets, args, tokenizer=get_tokenizer(), vp_stage=vp_stage)
-        provider.is_distributed = True  # type: ignore[attr-defined]
-        iterators = build_train_valid_test_data_iterators(provider)
-        return tuple(None if data is None else _Undisturbing(data) for data in iterators)  # type: ignore[return-value]
-
-    if args.virtual_pipeline_model_parallel_size is None:
-        train, valid, _ = build(None)
-        return train, valid
-    stages = [build(vp_stage) for vp_stage in range(args.virtual_pipeline_model_parallel_size)]
-    return [train for train, _, _ in stages], [valid for _, valid, _ in stages]
+def data_iterators(args: argparse.Namespace) -> RunData:
+    """The data of a run at its position. Collective."""
+    with fork_rng():  # data loaders draw seeds
+        return run_data(args, get_tokenizer())
 
 
 def _metrics(args: argparse.Namespace) -> Metrics:
@@ -222,7 +232,9 @@ def _metrics(args: argparse.Namespace) -> Metrics:
     log = None
     if args.rank == args.world_size - 1:
         config = {"arguments": arguments_as_json(args), "versions": versions()}
-        file = MetricsFile(args.metrics_file, args.iteration, config) if args.metrics_file else None
+        # An evaluation alone adds to the file of a run that may have gone further.
+        completed = sys.maxsize if args.skip_train else args.iteration
+        file = MetricsFile(args.metrics_file, completed, config) if args.metrics_file else None
         log = Log(args, metrics_file=file, writer=get_tensorboard_writer(), wandb=get_wandb_writer())
     flops = float(num_floating_point_operations(args, args.global_batch_size))
     return Metrics(args, flops=flops, group=mpu.get_data_parallel_group(with_context_parallel=True), log=log)

@@ -2,6 +2,7 @@
 """Jobs for the worker pool."""
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import random
@@ -175,7 +176,7 @@ def initial_state(
     weights = {name: param.detach().numpy().copy() for name, param in global_names(model)}
     data = []
     for _ in range(batches):
-        samples = [next(loop.train_data) for _ in range(args.global_batch_size // args.micro_batch_size)]
+        samples = [next(loop.data.train[0]) for _ in range(args.global_batch_size // args.micro_batch_size)]
         data.append(tuple(np.concatenate([sample[key].numpy() for sample in samples]) for key in ("tokens", "labels")))
     loop.end()
     run.close()
@@ -264,15 +265,15 @@ def changed_data(change: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[N
 
     build = run.data_iterators
 
-    def changed(args: Any) -> tuple[Any, Any]:
-        return tuple(
-            [change(iterator) if iterator is not None else None for iterator in data]
-            if isinstance(data, list)
-            else (change(data) if data is not None else None)
-            for data in build(args)
-        )
+    def changed(args: Any) -> Any:
+        def each(iterators: Sequence[Any]) -> list[Any]:
+            return [None if iterator is None else change(iterator) for iterator in iterators]
 
-    run.data_iterators = changed  # type: ignore[assignment]
+        data = build(args)
+        valid = [dataclasses.replace(part, data=each(part.data)) for part in data.valid]
+        return dataclasses.replace(data, train=each(data.train), valid=valid)
+
+    run.data_iterators = changed
     try:
         yield
     finally:

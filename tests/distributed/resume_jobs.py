@@ -157,24 +157,40 @@ def _asker(moment: str) -> Any:
 
 def train_with_nan(arguments: Sequence[str], after_microbatches: int) -> str:
     """Train while every loss after so many micro-batches is not a number; what the run says in the end."""
+    import torch
+
     from megatron_async.models import gpt
     from megatron_async.training import run
-    from megatron_async.training.faults import TooManySkips
+    from megatron_async.training.faults import TrainingFault
 
     loss, count = gpt.loss, itertools.count()
 
     def not_a_number(*args: Any) -> Any:
-        total, *rest = loss(*args)
-        return (total * float("nan") if next(count) >= after_microbatches else total, *rest)
+        total, tokens, report = loss(*args)
+        factor = float("nan") if next(count) >= after_microbatches else 1.0
+        summed, counted = report["lm loss"]
+        return total * factor, tokens, {"lm loss": torch.stack([summed * factor, counted])}
 
     gpt.loss = not_a_number  # type: ignore[assignment]
     try:
         train(arguments)
-    except TooManySkips as error:
+    except TrainingFault as error:
         run.close()
         return str(error)
     finally:
         gpt.loss = loss
+    return "finished"
+
+
+def fault_of(arguments: Sequence[str]) -> str:
+    """What a run says that ends with an error on every rank."""
+    from megatron_async.training import run
+
+    try:
+        train(arguments)
+    except RuntimeError as error:
+        run.close()
+        return str(error)
     return "finished"
 
 

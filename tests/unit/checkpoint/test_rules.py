@@ -20,11 +20,11 @@ def arguments(**changes: object) -> argparse.Namespace:
         "staleness_correction": "none",
         "override_opt_param_scheduler": False,
         "finetune": False,
+        "hybrid_layer_pattern": None,
         "pretrained_checkpoint": None,
         "exit_on_missing_checkpoint": False,
         "ckpt_step": None,
         "num_experts": None,
-        "hybrid_layer_pattern": None,
     }
     return argparse.Namespace(
         **(defaults | SAVED | {"use_checkpoint_opt_param_scheduler": False, "lr_decay_iters": None} | changes)
@@ -97,6 +97,15 @@ def test_a_weight_decay_that_grows_depends_on_the_length_of_the_run(tmp_path):
     saved = SAVED | {"weight_decay_incr_style": "linear", "lr_decay_iters": 100}
     changed = arguments(**saved | {"train_iters": 200})
     assert "--train-iters is 200" in " ".join(rules.differences(changed, saved, tmp_path))
+
+
+def test_data_may_move_but_not_change(tmp_path):
+    saved = SAVED | {"data_path": "['/old/a']", "data_contents": "x"}
+    assert list(rules.differences(arguments(data_path=["/new/a"], data_contents="x"), saved, tmp_path)) == []
+    (problem,) = rules.differences(arguments(data_path=["/old/a"], data_contents="y"), saved, tmp_path)
+    assert "the training data are not those" in problem and "--finetune" in problem
+    (problem,) = rules.differences(arguments(data_path=["/new/a"], data_contents=None), saved, tmp_path)
+    assert "--data-path is ['/new/a']" in problem
 
 
 def publish(root: Path, iteration: int, **changes: object) -> None:

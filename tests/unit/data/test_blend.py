@@ -104,6 +104,16 @@ def test_file_that_is_no_index(data: dict[str, str], make_arguments: MakeArgumen
     assert "is not a Megatron index" in problem
 
 
+def test_files_that_do_not_belong_together(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    """Another run's tokens, or a copy that was cut off."""
+    tokens = Path(data["a"] + ".bin")
+    whole = tokens.read_bytes()
+    for content in (whole[:-2], whole + b"xx", Path(data["tiny"] + ".bin").read_bytes()):
+        tokens.write_bytes(content)
+        (problem,) = missing_data_files(make_arguments("--train-data-path", data["a"]))
+        assert f"describes {len(whole)} bytes of tokens, but {tokens} has {len(content)}" in problem
+
+
 def test_index_without_documents(tmp_path: Path, make_arguments: MakeArguments) -> None:
     prefix = write_data(tmp_path / "empty", 0)
     (problem,) = missing_data_files(make_arguments("--train-data-path", prefix))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from megatron_async.data.index_cache import building, cache_folder
+from megatron_async.data.blend import Blend, DataSources
+from megatron_async.data.index_cache import building, cache_folder, contents
 
 
 def write_index(folder: Path, content: bytes) -> str:
@@ -22,6 +23,22 @@ def test_folder_follows_the_content(tmp_path: Path) -> None:
     for changed in (b"x" * 4_999_999, b"x" * 4_999_999 + b"y", b"y" + b"x" * 4_999_999):
         write_index(tmp_path, changed)
         assert cache_folder([prefix], None) != first
+
+
+def test_contents_do_not_depend_on_the_place(tmp_path: Path) -> None:
+    """They are the order's: documents, weights, the order of the sets."""
+    for name, content in (("here", b"x" * 100), ("there", b"x" * 100), ("other", b"y" * 100)):
+        (tmp_path / name).mkdir()
+        write_index(tmp_path / name, content)
+    here, there, other = (str(tmp_path / name / "data") for name in ("here", "there", "other"))
+
+    def digest(prefixes: tuple[str, ...], weights: tuple[float, ...] | None = None) -> str | None:
+        return contents(DataSources(Blend(prefixes, weights), None, ()))
+
+    assert digest((here,)) == digest((there,)) != digest((other,))
+    assert digest((here, other)) != digest((other, here))
+    assert digest((here, other), (1.0, 2.0)) != digest((here, other), (1.0, 3.0))
+    assert digest(("s3://bucket/data",)) is None
 
 
 def test_finished_build_is_kept_and_torn_one_cleared(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ platform.activate("cpu")
 
 from megatron_async.checkpoint import optimizer_state  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
+from megatron_async.data.iterators import RunData  # noqa: E402
 from megatron_async.mcore import parallel  # noqa: E402
 from megatron_async.mcore.optimizer import master_params  # noqa: E402
 from megatron_async.optim import ownership  # noqa: E402
@@ -75,7 +76,7 @@ def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[FakeT
 
     monkeypatch.setattr(run, "initialize", lambda args: parallel.pretend_rank(args, rank))
     monkeypatch.setattr(
-        run, "data_iterators", lambda args: ([None] * (args.virtual_pipeline_model_parallel_size or 1), None)
+        run, "data_iterators", lambda args: RunData([None] * (args.virtual_pipeline_model_parallel_size or 1), [], None)
     )
     monkeypatch.setattr(ownership, "check", lambda ranks, chosen: [])  # needs the shards of the other ranks
     monkeypatch.setattr(dist, "all_gather_object", gather)
