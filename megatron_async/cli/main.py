@@ -25,6 +25,9 @@ COMMANDS = {
     "doctor": Command("megatron_async.doctor.__main__", "is this machine, or every host of a job, ready"),
     "preprocess": Command("megatron_async.cli.preprocess", "texts to Megatron's data files"),
     "convert": Command("megatron_async.cli.convert", "checkpoints from and to Hugging Face folders"),
+    "evaluate": Command(
+        "megatron_async.cli.evaluate", "lm-eval on a Hugging Face folder, by default the paper's tasks"
+    ),
 }
 """The console script's commands, imported when they are called."""
 
