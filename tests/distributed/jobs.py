@@ -3,6 +3,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import os
 import pickle
 import random
@@ -41,10 +43,12 @@ class Outcome:
 
 
 def small_corpus() -> None:
-    """Reduce Megatron's mock data to 1,000 documents: 100,000 make 13 million sequences, shuffled for every run."""
+    """Set up a worker. Megatron's mock data are reduced to 1,000 documents: 100,000 make 13 million sequences, shuffled
+    for every run."""
     from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
     MockGPTLowLevelDataset.size = 1000
+    inspect.getsource = functools.cache(inspect.getsource)  # as in tests/conftest.py
 
 
 SMALL_CORPUS = "tests.distributed.jobs:small_corpus"
