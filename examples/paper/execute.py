@@ -95,6 +95,18 @@ def _ending(running: list[Started]) -> Iterator[None]:
                 started.process.wait()
 
 
+def complete(run: plan.Run, data: Sequence[str], output: Path) -> report.Metrics:
+    """Do one run to its end.
+
+    Raises:
+        RunFailed: the run failed.
+    """
+    running = [start(run, data, output)]
+    with _ending(running):
+        running[0].process.wait()
+        return running.pop().result()
+
+
 def _waiting(
     tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Losses, running: Sequence[Started]
 ) -> Iterator[plan.Run]:

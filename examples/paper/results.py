@@ -108,16 +108,15 @@ def cells(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Iterator[Cel
             if variant not in (table.twin, table.plain):
                 recovered = recovered_share(gaps[variant], gaps[table.plain])
             edge = len(rates) > 1 and rate in (min(rates), max(rates))
-            paper = {name: _paper(table, values, variant) for name, values in row["paper"].items()}
+            paper = {name: _paper(table, row, name, variant) for name in row["paper"]}
             yield Cell(plan.row_name(row), variant, rate, edge, losses, gaps[variant], recovered, paper)
 
 
-def _paper(table: plan.Table, losses: Mapping[str, float], variant: str) -> tuple[float | None, ...]:
-    """Loss, gap and recovered share of a variant in the paper."""
-    loss, twin, plain = losses.get(variant), losses[table.twin], losses[table.plain]
-    if loss is None:
-        return None, None, None
-    return loss, loss - twin, None if variant in (table.twin, table.plain) else 1 - (loss - twin) / (plain - twin)
+def _paper(table: plan.Table, row: plan.Options, scale: str, variant: str) -> tuple[float | None, ...]:
+    """Loss, gap and recovered share of a variant in the paper; the share as printed, from more digits than we have."""
+    losses, printed = row["paper"][scale], row.get("recovered", {}).get(scale, {})
+    loss = losses.get(variant)
+    return loss, None if loss is None else loss - losses[table.twin], printed.get(variant)
 
 
 def mean_and_spread(values: Sequence[float], sign: str = "") -> str:

@@ -14,6 +14,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,13 +35,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="the shorter form of the scale")
     parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="these rows only, in this order")
     parser.add_argument("--variants", nargs="+", default=[], metavar="NAME", help="the first two and these only")
+    parser.add_argument("--lr", type=float, help="this peak learning rate, without a grid")
+    parser.add_argument("--seeds", type=int, help="the first so many seeds only")
     parser.add_argument("--pipelines", action="store_true", help="pipelines in place of the delay oracle")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (default: cores)")
     parser.add_argument("--output", type=Path, help="folder (default: runs/paper/SCALE)")
     parser.add_argument("--plan", action="store_true", help="print the plan and start nothing")
     options = parser.parse_args(arguments)
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs}: must be at least 1")
+    for name in ("jobs", "seeds"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} {value}: must be at least 1")
     return options
 
 
@@ -67,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
+    if asked.lr is not None:
+        scale = replace(scale, grid={"default": [asked.lr]})
+    tables = [replace(table, seeds=table.seeds[: asked.seeds]) for table in tables]
     output = (asked.output or ROOT / "runs" / "paper" / (scale.name + "-pipelines" * asked.pipelines)).resolve()
     console = Console()
     losses = results.Losses(output / "losses.jsonl")

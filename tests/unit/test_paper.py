@@ -16,7 +16,7 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from examples.paper import cluster, execute, plan, results  # noqa: E402
+from examples.paper import cluster, equal_time, execute, plan, results  # noqa: E402
 from examples.paper import run as command  # noqa: E402
 from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
@@ -103,7 +103,7 @@ def test_the_table_has_every_number():
     found = {cell.variant: cell for cell in results.cells(table, TOY, made_up)}
     assert found["delayed"].gaps == pytest.approx({1: 0.08, 2: 0.16, 3: 0.24})
     assert found["error-feedback"].recovered == pytest.approx(0.75)
-    assert found["error-feedback"].paper["360m"] == pytest.approx((2.583, 0.005, 1 - 0.005 / 0.012))
+    assert found["error-feedback"].paper["360m"] == pytest.approx((2.583, 0.005, 0.71))
     assert all(cell.rate == 0.016 and not cell.edge for cell in found.values())
     lines = results.markdown(table, TOY, made_up).splitlines()
     assert lines[2].startswith("12 of 12 runs are done.")
@@ -194,6 +194,14 @@ def test_a_run_that_fails_ends_the_others(tmp_path, fakes):
     assert not losses.path.exists()
 
 
+def test_a_rate_and_seeds_on_the_command_line(monkeypatch, capsys):
+    words = "table1 --quick --rows muon lion --lr 0.016 --seeds 2 --plan --output /nowhere"
+    assert command.main(words.split()) == 0
+    assert "8 runs, 0 done" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main([*words.split(), "--seeds", "0"])
+
+
 def test_a_cluster_gets_an_array_of_jobs(tmp_path, monkeypatch, capsys):
     words = ["table1", "--scale", "135m", "--rows", "muon", "--output", str(tmp_path)]
     assert command.main(words) == 2 and "TOKENIZER and DATA not set" in capsys.readouterr().err
@@ -221,3 +229,29 @@ def test_an_unfinished_run_is_not_complete():
     first = plan.known_runs(plan.read_table("table1"), TOY, made_up)[0]
     half = report.parse_metrics('{"iteration": 5, "lm_loss": 3.0, "skipped": 0}\n{"iteration": 5, "valid_loss": 3.0}\n')
     assert not results.is_complete(first, half)
+
+
+def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, monkeypatch):
+    """1F1B at 3 ms a batch, the others at 2: 1.5 times the batches; measured once, trained once."""
+    times = {"synchronous": 3.0, "delayed": 2.0, "error-feedback": 2.0}
+    measured = []
+
+    def complete(each: plan.Run, data, output):
+        measured.append((each.variant, each.seed, int(each.options["train-iters"])))
+        rows = [row | {"iteration_ms": times[each.variant]} if "lm_loss" in row else row for row in rows_of(each)]
+        return report.Metrics({}, tuple(rows[:1]), tuple(rows[1:]))
+
+    class Corpus:
+        def megatron_arguments(self):
+            return []
+
+    monkeypatch.setattr(execute, "complete", complete)
+    monkeypatch.setattr(equal_time, "prepare_corpus", lambda folder, vocab_size: Corpus())
+    words = ["--quick", "--lr", "0.016", "--seeds", "2", "--output", str(tmp_path)]
+    assert equal_time.main(words) == 0
+    timed, trained = measured[:9], measured[9:]
+    assert {batches for _, _, batches in timed} == {equal_time.TIMED_BATCHES}
+    assert set(trained) == {(name, seed, 724 if ms == 3 else 1086) for name, ms in times.items() for seed in (1, 2)}
+    text = (tmp_path / "equal_time.md").read_text(encoding="utf-8")
+    assert "| error-feedback | 2.0 | 1086 | 2 | 3.0325 ± 0.0163 |" in text
+    assert equal_time.main(words) == 0 and len(measured) == 15
