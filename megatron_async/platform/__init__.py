@@ -55,8 +55,9 @@ def activate(device: Device) -> None:
         cpu.prepare()
     else:
         gpu.set_environment(tensor_parallel=False)
-    from megatron_async.mcore import patches  # imports torch
+    from megatron_async.mcore import messages, patches  # imports torch
 
+    messages.hide()
     patches.install(device)
 
 

@@ -138,6 +138,7 @@ def _start(args: argparse.Namespace) -> int:
 
 def _adjust(args: argparse.Namespace) -> None:
     """Switch off what this loop replaces or does not need."""
+    args.enable_one_logger = False  # NVIDIA's own service; this loop reports nothing to it
     args.rerun_mode = "disabled"  # Megatron's data iterators would keep all micro-batches
     if not schedule_of(args).megatron:
         args.overlap_grad_reduce = False  # the schedule reduces gradients itself

@@ -1,0 +1,50 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Warnings of Megatron's at the start of a run that its user can do nothing about: one table."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A warning that is not shown.
+
+    Attributes:
+        logger: name of its logger, the module that logs it.
+        text: its beginning.
+        reason: why nobody needs it.
+    """
+
+    logger: str
+    text: str
+    reason: str
+
+
+MESSAGES = (
+    Message(
+        "megatron.core.models.gpt.gpt_model",
+        "GPTModel IS DEPRECATED",
+        "Megatron-Core is pinned to versions that have GPTModel; --model-class hybrid builds the same model without it",
+    ),
+    Message(
+        "megatron.core.rerun_state_machine",
+        "RerunStateMachine initialized in mode",
+        "this package switches it off: it would keep all micro-batches of a run",
+    ),
+    Message(
+        "megatron.core.datasets.gpt_dataset",
+        "Unable to save MockGPTDataset indexes",
+        "mock data have no file whose index could be kept",
+    ),
+)
+
+
+def hide() -> None:
+    """Show none of `MESSAGES` in this process."""
+    for message in MESSAGES:
+        logging.getLogger(message.logger).addFilter(partial(_shown, message))
+
+
+def _shown(message: Message, record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(message.text)
