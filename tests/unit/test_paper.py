@@ -22,7 +22,7 @@ from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.files import JsonLines  # noqa: E402
 
-TABLES = ("table1", "table2")
+TABLES = ("table1", "table2", "muon")
 TOY = plan.read_scale("toy", quick=True, pipelines=False)
 
 
@@ -62,8 +62,8 @@ def test_a_plan_with_a_fault_is_refused():
 
 
 def test_tables_of_two_share_their_runs():
-    first, second = (plan.read_table(name, rows=["muon"]) for name in TABLES)
-    assert plan.count([first, second], TOY) == plan.count([second], TOY) == 4 - 1 + 5 * 3
+    first, second, third = (plan.read_table(name, rows=["muon"]) for name in TABLES)
+    assert plan.count([first, second, third], TOY) == plan.count([second], TOY) == 4 - 1 + 5 * 3
 
 
 @pytest.mark.parametrize("doubled", ("seeds = [1, 1]", "[[rows]]"))
@@ -92,7 +92,7 @@ def test_wrong_usage_starts_nothing(capsys, words):
 def test_every_optimizer_and_variant_is_accepted(table, monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))  # two thirds of a parse
     runs = all_runs(plan.read_table(table), TOY)
-    chosen = {run.row: run for run in runs} if table == "table1" else {run.variant: run for run in runs}
+    chosen = {run.variant: run for run in runs} if table == "table2" else {run.row: run for run in runs}
     for each in chosen.values():
         args = arguments.parse([*each.words, "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "512"])
         assert (args.optimizer, args.seed, args.lr) == (each.options["optimizer"], each.seed, each.rate)
