@@ -87,7 +87,8 @@ class Checkpoints:
             optimizer_state.expect_previous_update(self._optimizer)
         if found and self._scheduler is not None and self._scheduler.wd_incr_style == "constant":
             # Megatron wants an equal length of the run even for a constant weight decay.
-            self._scheduler.wd_incr_steps = getattr(saved, "train_iters", args.train_iters) * args.global_batch_size
+            iterations = getattr(saved, "train_iters", args.train_iters) or 0
+            self._scheduler.wd_incr_steps = getattr(saved, "train_samples", None) or iterations * args.global_batch_size
         step = found.iteration if found else None
         fit = partial(optimizer_state.fit, self._optimizer)
         with overridden(args, ckpt_step=step), self._agreement.on_all_ranks("loading a checkpoint failed"):

@@ -13,6 +13,7 @@ from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
 from megatron_async.config.parser import destinations, make_parser
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.models import hybrid, presets
 from megatron_async.optim import listing, registry
 from megatron_async.planning import resolve as dry_run
@@ -58,6 +59,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     elif chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
         args.num_virtual_stages_per_pipeline_rank = chunks
     rank_from_environment(args)
+    if args.step_batch_size_schedule is not None:
+        problems += _smallest_batch(args)
     if args.dry_run:
         dry_run.complete(args)
     problems += validate.before_megatron(args, options_given(argv, destinations(parser)))
@@ -75,6 +78,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     # Megatron changes some arguments while it builds the model; a checkpoint is compared with these.
     args._resolved = arguments_as_json(args)
     return args
+
+
+def _smallest_batch(args: argparse.Namespace) -> list[str]:
+    """Take the first batch size of a schedule for what needs one size; return problems with the schedule."""
+    given, args.batch_size_steps = args.step_batch_size_schedule, ()
+    try:
+        args.batch_size_steps = BatchSizes.of(args).steps
+        if not args.batch_size_steps or args.batch_size_steps[0][0] != 0:
+            raise ValueError("it must begin at 0")
+    except ValueError as error:
+        args.step_batch_size_schedule = None
+        return [f"--step-batch-size-schedule {given}: {error}. Give TOKENS:SAMPLES pairs, for example 0:8 1M:16."]
+    if args.global_batch_size is None:
+        args.global_batch_size = args.batch_size_steps[0][1]
+    return []
 
 
 def _set_defaults(

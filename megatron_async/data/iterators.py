@@ -16,6 +16,7 @@ from megatron.core.datasets.utils import Split
 
 from megatron_async.data.datasets import train_valid_test_datasets
 from megatron_async.mcore.arguments import overridden
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import build_pretraining_data_loader
 
@@ -81,7 +82,8 @@ def run_data(args: argparse.Namespace, tokenizer: Any) -> RunData:
 
 def train_samples(args: argparse.Namespace) -> int:
     """Training samples of the whole run."""
-    return int(args.train_samples or (args.train_iters or 0) * args.global_batch_size)
+    sizes = BatchSizes.of(args)
+    return sizes.before(sizes.batches(args.train_samples) if args.train_samples else args.train_iters or 0)
 
 
 def _valid_samples(args: argparse.Namespace) -> int:

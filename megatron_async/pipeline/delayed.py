@@ -44,7 +44,6 @@ class DelayedSteps:
         groups = ProcessGroupCollection.use_mpu_process_groups()
         self._stage, self._stages = groups.pp.rank(), groups.pp.size()
         self._schedule = SCHEDULES[args.pipeline_schedule]
-        self._microbatches = get_num_microbatches()
         self.delays = self._schedule.delays(self._stages, self._stage)
         self.chunks = [
             _make_chunk(training, self._schedule, index, delay, newest_version)
@@ -60,9 +59,10 @@ class DelayedSteps:
         )
         make_communicators(_groups_of_updates(training.model))
         self._cold = True
+        self._training, self._context = training, groups.cp.size()
         self._executor = Executor(
             chunks=self.chunks,
-            step=MicrobatchStep(training.forward_step, self._microbatches, groups.cp.size()),
+            step=self._step(),
             links=self._links,
             hooks=training.hooks,
             timeline=training.timeline,
@@ -74,7 +74,17 @@ class DelayedSteps:
     def histories(self) -> Sequence[History]:
         return [chunk.weights for chunk in self.chunks]
 
+    def _step(self) -> MicrobatchStep:
+        return MicrobatchStep(self._training.forward_step, get_num_microbatches(), self._context)
+
+    def skip(self, batch: int) -> None:
+        self._training.read_past()
+        for chunk in self.chunks:
+            chunk.weights.open_next()
+            chunk.weights.publish_next(batch + 1)
+
     def run(self, first_batch: int, batches: int) -> int:
+        self._executor.step = self._step()
         # The first batch compiles kernels and allocates: it is a segment of its own, with receives posted at their use.
         cold, self._cold = self._cold, False
         self._links.post_ahead(not cold)
@@ -83,7 +93,7 @@ class DelayedSteps:
             lambda count: self._schedule.plan(
                 stages=self._stages,
                 stage=self._stage,
-                microbatches=self._microbatches,
+                microbatches=self._executor.step.microbatches,
                 batches=count,
                 first_batch=first_batch,
                 versions=self._phases.versions(self.delays[0]),

@@ -122,7 +122,7 @@ class Executor:
         timeline: Timeline,
         pace: Callable[[], None] | None = None,
     ) -> None:
-        self._chunks, self._step, self._links, self._hooks, self._timeline = chunks, step, links, hooks, timeline
+        self._chunks, self.step, self._links, self._hooks, self._timeline = chunks, step, links, hooks, timeline
         self._pace = pace
         self._config = get_model_config(chunks[0].module)
 
@@ -162,14 +162,14 @@ class Executor:
 
     def _expect(self, batches: int) -> None:
         """More (or, where negative, fewer) batches are to come over the links."""
-        microbatches = batches * self._step.microbatches
+        microbatches = batches * self.step.microbatches
         self._links.forward.expect(microbatches * sum(not chunk.first for chunk in self._chunks))
         self._links.backward.expect(microbatches * sum(not chunk.last for chunk in self._chunks))
 
     def _place(self, action: Action, number: int, first_batch: int) -> str:
         """Where this rank is in the schedule: for the message of a failure."""
         if isinstance(action, Forward | Backward):
-            batch = action.microbatch // self._step.microbatches
+            batch = action.microbatch // self.step.microbatches
         else:
             batch = action.batch
         return (
@@ -191,7 +191,7 @@ class Executor:
 
     def _forward(self, action: Forward) -> None:
         chunk = self._chunks[action.chunk]
-        batch, position = divmod(action.microbatch, self._step.microbatches)
+        batch, position = divmod(action.microbatch, self.step.microbatches)
         source = None if chunk.first else self._links.forward.receive()
         if source is not None:
             source.requires_grad_()
@@ -203,14 +203,14 @@ class Executor:
         labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
         with self._timeline.span("F", **labels):
             output, tokens = megatron_forward_step(
-                self._step.forward_step,
+                self.step.forward_step,
                 chunk.data_iterator,
                 chunk.module,
-                self._step.microbatches,
+                self.step.microbatches,
                 source,
                 chunk.losses,
                 self._config,
-                self._step.context_parallel_size,
+                self.step.context_parallel_size,
                 current_microbatch=position,
                 vp_stage=action.chunk if len(self._chunks) > 1 else None,
                 is_last_stage=chunk.last,
@@ -222,13 +222,13 @@ class Executor:
         chunk.in_flight.append((source, output))
         if chunk.last:
             chunk.tokens[batch] = chunk.tokens[batch] + tokens if batch in chunk.tokens else tokens
-            if position == self._step.microbatches - 1:
+            if position == self.step.microbatches - 1:
                 losses, chunk.losses = chunk.losses, []
                 self._hooks.losses(batch, losses)
 
     def _backward(self, action: Backward) -> None:
         chunk = self._chunks[action.chunk]
-        batch = action.microbatch // self._step.microbatches
+        batch = action.microbatch // self.step.microbatches
         gradient = None if chunk.last else self._links.backward.receive()
         source, output = chunk.in_flight.popleft()
         chunk.weights.use(action.version)

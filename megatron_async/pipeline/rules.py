@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import stages_of
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.schedules import ScheduleDefinition
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
@@ -19,28 +20,33 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with values that Megatron has derived: data-parallel size, number of micro-batches."""
+    for _, size in BatchSizes.of(args).steps:
+        yield from _batch(args, size)
+
+
+def _batch(args: argparse.Namespace, size: int) -> Iterator[str]:
+    """Problems with a batch of `size` samples."""
     per_step = args.micro_batch_size * args.data_parallel_size
-    if args.global_batch_size % per_step != 0:
+    if size % per_step != 0:
         yield (
-            f"--global-batch-size {args.global_batch_size} is not a multiple of --micro-batch-size "
-            f"{args.micro_batch_size} x data-parallel size {args.data_parallel_size} = {per_step}."
+            f"--global-batch-size {size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
+            f"data-parallel size {args.data_parallel_size} = {per_step}."
         )
-    microbatches, stages = args.global_batch_size // per_step, args.pipeline_model_parallel_size
+    microbatches, stages = size // per_step, args.pipeline_model_parallel_size
     definition = schedule_of(args)
     if definition.update_per_microbatch and microbatches != 1:
         yield (
             f"--pipeline-schedule {definition.name} updates after every micro-batch, so a batch is one micro-batch: "
             f"--global-batch-size must be --micro-batch-size {args.micro_batch_size} x data-parallel size "
-            f"{args.data_parallel_size} = {per_step}, not {args.global_batch_size}."
+            f"{args.data_parallel_size} = {per_step}, not {size}."
         )
     least = definition.least_microbatches(stages)
     if microbatches < least:
         yield (
             f"--pipeline-schedule {args.pipeline_schedule} needs at least {least} micro-batches per batch: "
-            f"{microbatches} micro-batches (global batch {args.global_batch_size} / micro-batch "
-            f"{args.micro_batch_size} / data-parallel {args.data_parallel_size}) for {stages} stages. Raise "
-            f"--global-batch-size to at least {least * per_step}, lower --micro-batch-size or the data-parallel size, "
-            "or use fewer stages."
+            f"{microbatches} micro-batches (global batch {size} / micro-batch {args.micro_batch_size} / data-parallel "
+            f"{args.data_parallel_size}) for {stages} stages. Raise --global-batch-size to at least "
+            f"{least * per_step}, lower --micro-batch-size or the data-parallel size, or use fewer stages."
         )
 
 
@@ -123,9 +129,6 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
             "global_aux_loss" in balancing or "quantile_balancing" in balancing
         ),
         "FP8 and FP4: untested; use --bf16": args.fp8 is not None or args.fp4 is not None,
-        "a changing batch size: every batch must have the same number of micro-batches; give a constant "
-        "--global-batch-size": args.rampup_batch_size is not None or args.step_batch_size_schedule is not None,
-        "--train-samples: give --train-iters": args.train_samples is not None,
         "--optimizer-cpu-offload: untested; leave it out": args.optimizer_cpu_offload,
         "--overlap-param-gather: the schedule itself publishes new weights; leave it out": args.overlap_param_gather,
         f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}: untested; use 1": (

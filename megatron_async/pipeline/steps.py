@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from megatron.core import mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.mcore.optimizer import inner_optimizers
@@ -47,7 +48,10 @@ class Steps(Protocol):
         """Older weights that coming batches need, for each model chunk; none in a synchronous run."""
 
     def run(self, first_batch: int, batches: int) -> int:
-        """Run up to `batches` batches; return how many were run."""
+        """Run up to `batches` batches of one size; return how many were run."""
+
+    def skip(self, batch: int) -> None:
+        """Read past the data of a batch; its update changes nothing. The pipeline must be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ class Training:
     def corrected(self, batch: int) -> bool:
         """Whether the correction applies to the update of a batch."""
         return self.correction is not None and self.phases.corrected(batch)
+
+    def read_past(self) -> None:
+        """Take the micro-batches of one batch out of the data."""
+        for data in self.data_iterators:
+            for _ in range(0 if data is None else get_num_microbatches()):
+                next(data)
 
     def master_step(
         self, chunks: Sequence[Any], optimizer: MegatronOptimizer, optimizer_step: Part = step

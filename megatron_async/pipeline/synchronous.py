@@ -46,6 +46,9 @@ class SynchronousSteps:
                 return batch + 1 - first_batch
         return batches
 
+    def skip(self, batch: int) -> None:
+        self.training.read_past()
+
     def _step(self, batch: int) -> int | None:
         training = self.training
         biases = [[bias.clone() for bias in group] for group in self.router_biases()]

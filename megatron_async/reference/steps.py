@@ -55,6 +55,10 @@ class OracleSteps(SynchronousSteps):
     def histories(self) -> Sequence[History]:
         return [self._oracle]
 
+    def skip(self, batch: int) -> None:
+        super().skip(batch)
+        self._oracle.record(restart=self.training.phases.synchronous(batch))
+
     def gradients(self, batch: int) -> Losses:
         training, limit = self.training, self.training.args.clip_grad
         synchronous = training.phases.synchronous(batch)

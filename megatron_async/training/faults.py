@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from megatron_async.checkpoint.state import largest
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.signals import StopRequests
 
@@ -68,10 +69,10 @@ class SkippedUpdates(Callback):
 
     Args:
         limit: number in a row at which training stops.
-        global_batch_size: samples per batch.
+        global_batch_size: samples per batch; for changing ones, the sizes.
     """
 
-    def __init__(self, limit: int, global_batch_size: int) -> None:
+    def __init__(self, limit: int, global_batch_size: int | BatchSizes) -> None:
         self._limit, self._batch_size = limit, global_batch_size
         self._row: list[int] = []
         self._loop: Loop | None = None
@@ -114,10 +115,10 @@ class SkippedUpdates(Callback):
         )
 
 
-def samples(batch: int, global_batch_size: int, last: int | None = None) -> str:
+def samples(batch: int, global_batch_size: int | BatchSizes, last: int | None = None) -> str:
     """First and last sample of a batch, or of the batches up to `last`, in the order of the run."""
-    end = ((batch if last is None else last) + 1) * global_batch_size - 1
-    return f"{batch * global_batch_size} to {end}"
+    sizes = BatchSizes(((0, global_batch_size),)) if isinstance(global_batch_size, int) else global_batch_size
+    return f"{sizes.before(batch)} to {sizes.before((batch if last is None else last) + 1) - 1}"
 
 
 class LossSpikes:

@@ -132,7 +132,7 @@ class Log:
             f" throughput per GPU (TFLOP/s/GPU): {row['tflops_per_device']:.3f} |"
             f" tokens per second: {row['tokens_per_s']:.0f} |"
             f" learning rate: {row['learning_rate']:.6E} |"
-            f" global batch size: {self._args.global_batch_size:5d} |"
+            f" global batch size: {row['global_batch_size']:5d} |"
             f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
             f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
         )

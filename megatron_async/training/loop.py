@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.core.utils import get_model_config
@@ -23,6 +24,7 @@ from megatron_async.checkpoint.agreement import JointError
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.iterators import EvaluationSet, RunData
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.optimizer import publish_weights, scheduler_for
 from megatron_async.optim.corrections import Correction
 from megatron_async.optim.statistics import UpdateStatistics
@@ -33,7 +35,7 @@ from megatron_async.pipeline.update import UpdateReport
 from megatron_async.schedules.phases import Phases
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.evaluation import Evaluation, GivenUp
-from megatron_async.training.faults import TrainingFault
+from megatron_async.training.faults import TrainingFault, samples
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST
 
 
@@ -85,7 +87,7 @@ class Loop:
         self.args, self.trained, self.forward_step = args, trained, forward_step
         self.model, self.optimizer = trained.model, trained.optimizer
         self.checkpoints, self.callbacks = checkpoints, tuple(callbacks)
-        self.data = data
+        self.data, self._sizes = data, BatchSizes.of(args)
         self._evaluation = Evaluation(args, trained.model, forward_step, self._wants_stop)
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
         self._config = get_model_config(trained.model[0])
@@ -162,9 +164,14 @@ class Loop:
             chunk.train()
         batch = evaluated = args.iteration  # a run resumed at its end was evaluated there
         while batch < args.train_iters and not self._agree_to_stop():
-            self._clock = time.perf_counter()
-            self._last_of_segment = self._next_stop(batch) - 1
-            batch += self.steps.run(batch, self._last_of_segment + 1 - batch)
+            update_num_microbatches(args.consumed_train_samples)
+            if batch + 1 in args.iterations_to_skip:
+                self._skip(batch)
+                batch += 1
+            else:
+                self._clock = time.perf_counter()
+                self._last_of_segment = self._next_stop(batch) - 1
+                batch += self.steps.run(batch, self._last_of_segment + 1 - batch)
             args.iteration = batch
             self._notify(Callback.on_drain)
             if self._evaluates_at(batch):
@@ -186,6 +193,14 @@ class Loop:
             return FINISHED
         self.note(f"asked to end: stopped after iteration {batch} of {args.train_iters}")
         return SAVED_ON_REQUEST if args.save or batch == 0 else ENDED_UNSAVED
+
+    def _skip(self, batch: int) -> None:
+        """Pass over a batch: data and counters go on; weights, optimizer and learning rate stay."""
+        self.steps.skip(batch)
+        size = get_current_global_batch_size()
+        self.args.consumed_train_samples += size
+        self.args.skipped_train_samples += size
+        self.note(f"iteration {batch + 1}: skipped (--iterations-to-skip); samples {samples(batch, self._sizes)}")
 
     def _agree_to_stop(self) -> bool:
         """Whether any rank wants to stop. Collective, with an empty pipeline.
@@ -245,7 +260,11 @@ class Loop:
         args = self.args
         evaluation = args.eval_interval if self._evaluates else None
         intervals = evaluation, args.save_interval if args.save else None, args.exit_interval
-        return min([args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)])
+        stops = [args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)]
+        stops += (number - 1 for number in args.iterations_to_skip if number - 1 > batch)
+        if (batches := self._sizes.batches_to_change(args.consumed_train_samples)) is not None:
+            stops.append(batch + batches)
+        return min(stops)
 
     def _shared(self, chunk: int, batch: int) -> tuple[float, ...]:
         """Busy share of the batch and request to stop, summed over all ranks; once per batch."""
@@ -261,7 +280,7 @@ class Loop:
         rate = get_canonical_lr_for_logging(self.trained.optimizers[report.chunk].param_groups)
         self._learning_rates[batch] = 0.0 if rate is None else float(rate)
         if not report.skipped:
-            self._schedulers[report.chunk].step(increment=args.global_batch_size)
+            self._schedulers[report.chunk].step(increment=get_current_global_batch_size())
         reports = self._reports.setdefault(batch, [])
         reports.append(report)
         if len(reports) == len(self.trained.optimizers):
@@ -276,7 +295,7 @@ class Loop:
     def _complete(self, reports: Sequence[UpdateReport]) -> None:
         """Report a batch that is complete on every chunk of this rank."""
         number = reports[0].batch
-        self.args.consumed_train_samples += self.args.global_batch_size
+        self.args.consumed_train_samples += get_current_global_batch_size()
         seconds = self._seconds.pop(number)
         if number == self._last_of_segment:
             seconds += time.perf_counter() - self._clock  # the last batch of a segment includes the drain

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 from megatron_async.training.faults import LossSpikes, samples
 from megatron_async.training.log import Log, Row
@@ -38,7 +39,7 @@ class Metrics(Callback):
 
     Args:
         args: sizes of a batch, number of devices, completed batches.
-        flops: floating-point operations of a batch.
+        flops: floating-point operations of a batch of `args.global_batch_size` samples.
         group: data-parallel group, over which the loss is averaged.
         log: of the logging rank; None on the others.
     """
@@ -48,6 +49,7 @@ class Metrics(Callback):
         self._losses: dict[int, PendingLoss] = {}
         self._batches: deque[CompletedBatch] = deque()
         self._spikes = LossSpikes()
+        self._sizes = BatchSizes.of(args)
 
     def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
         self._losses[batch] = PendingLoss([part["lm loss"] for part in losses], self._group)
@@ -86,18 +88,20 @@ class Metrics(Callback):
         return (loss is None or loss.ready) and all(values.ready for values in batch.pending)
 
     def _write(self, log: Log, batch: CompletedBatch, loss: float, tokens: int) -> None:
-        args, size = self._args, self._args.global_batch_size
+        args, consumed = self._args, self._sizes.before(batch.iteration)
+        size = consumed - self._sizes.before(batch.number)
         row: Row = {
             "iteration": batch.iteration,
-            "consumed_samples": batch.iteration * size,
-            "consumed_tokens": batch.iteration * size * args.seq_length,
+            "consumed_samples": consumed,
+            "consumed_tokens": consumed * args.seq_length,
+            "global_batch_size": size,
             "lm_loss": loss,
             "loss_tokens": tokens,
             "grad_norm": batch.grad_norm,
             "learning_rate": batch.learning_rate,
             "iteration_ms": batch.seconds * 1e3,
             "tokens_per_s": tokens / batch.seconds,
-            "tflops_per_device": self._flops / batch.seconds / args.world_size / 1e12,
+            "tflops_per_device": size / args.global_batch_size * self._flops / batch.seconds / args.world_size / 1e12,
             "bubble_share": batch.bubble_share,
             "skipped": int(batch.skipped),
             **batch.values,
@@ -106,7 +110,8 @@ class Metrics(Callback):
             row |= values.read()
         if self._spikes.is_spike(loss):
             self.on_note(
-                f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {samples(batch.number, size)}"
+                f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples "
+                f"{samples(batch.number, self._sizes)}"
             )
         log.batch(row)
 

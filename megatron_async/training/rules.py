@@ -10,6 +10,7 @@ from megatron_async.schedules import is_delayed
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with parsed values."""
     yield from _phases(args)
+    yield from _batch_sizes(args)
     if args.trace_batches < 1:
         yield f"--trace-batches {args.trace_batches}: must be at least 1."
 
@@ -34,6 +35,32 @@ def _phases(args: argparse.Namespace) -> Iterator[str]:
                 f"{flag} {value} needs a gradient delay, but --pipeline-schedule 1f1b has none. Use "
                 "--pipeline-schedule 2bw (or --gradient-delay), or leave it out."
             )
+
+
+def _batch_sizes(args: argparse.Namespace) -> Iterator[str]:
+    if args.rampup_batch_size is not None:
+        yield (
+            f"--rampup-batch-size {' '.join(map(str, args.rampup_batch_size))}: Megatron-Core 0.19 ignores it. Give "
+            f'--step-batch-size-schedule "{_steps_of(args)}" (tokens:samples) instead of it and --global-batch-size.'
+        )
+    if args.step_batch_size_schedule is None:
+        return
+    if args.train_samples is None and not args.skip_train:
+        yield (
+            "--step-batch-size-schedule needs a run that is counted in samples: give --train-samples instead of "
+            "--train-iters, and learning-rate options in samples."
+        )
+    sizes = [size for _, size in args.batch_size_steps]
+    if sizes != sorted(sizes):
+        yield f"--step-batch-size-schedule {args.step_batch_size_schedule}: batches must not become smaller."
+
+
+def _steps_of(args: argparse.Namespace) -> str:
+    """The schedule that --rampup-batch-size START INCREMENT SAMPLES means, thresholds in tokens."""
+    start, increment, samples = map(int, args.rampup_batch_size)
+    steps = max(1, ((args.global_batch_size or start) - start) // increment)
+    tokens = samples * (args.seq_length or 1)
+    return " ".join(f"{number * tokens // steps}:{start + number * increment}" for number in range(steps + 1))
 
 
 def _learning_rate(args: argparse.Namespace) -> Iterator[str]:

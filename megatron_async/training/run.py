@@ -18,6 +18,7 @@ from megatron_async.checkpoint import folder
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.iterators import RunData, run_data
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.build import setup_model_and_optimizer
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device, initialize, shut_down
@@ -200,7 +201,7 @@ def _callbacks(
     if watches_logits(args):
         yield LargestLogit(group_of_all("largest logit"))
     yield FirstLoss()
-    yield SkippedUpdates(args.max_consecutive_skips, args.global_batch_size)
+    yield SkippedUpdates(args.max_consecutive_skips, BatchSizes.of(args))
     yield StopOnRequest(stops)
     if args.trace_file:
         yield TraceFile()

@@ -68,8 +68,12 @@ def whole_corpus() -> Iterator[None]:
 
 
 def line(arguments: Sequence[str]) -> list[str]:
-    """The base arguments and `arguments`, without mock data if they name data files."""
-    return [word for word in BASE if word != "--mock-data" or "--train-data-path" not in arguments] + [*arguments]
+    """The base arguments and `arguments`, which may name data files or count the run in samples."""
+    base = " ".join(word for word in BASE if word != "--mock-data" or "--train-data-path" not in arguments)
+    if "--train-samples" in arguments:
+        for counted in ("--global-batch-size 8", "--train-iters 6", "--lr-warmup-iters 2"):
+            base = base.replace(f"{counted} ", "")
+    return [*base.split(), *arguments]
 
 
 def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:

@@ -63,6 +63,18 @@ WRONG = {
         "--async-strategy mcore --use-persistent-ckpt-worker",
         ["--async-strategy would be ignored", "--use-persistent-ckpt-worker would be ignored"],
     ),
+    "a ramp that Megatron ignores": (
+        "--rampup-batch-size 4 2 32",
+        ["1 problem", "--rampup-batch-size 4 2 32", '"0:4 256:6 512:8" (tokens:samples)'],
+    ),
+    "batches that shrink, counted in iterations": (
+        "--step-batch-size-schedule 0:8,64:4",
+        ["--train-samples instead of --train-iters", "must not become smaller"],
+    ),
+    "a schedule of batches that cannot be read": (
+        "--step-batch-size-schedule 8",
+        ["--step-batch-size-schedule 8", "Give TOKENS:SAMPLES pairs"],
+    ),
     "two at once": ("--num-layers 5 --fp16 --learning-rat 3", ["--num-layers 5", "--fp16", "--learning-rat"]),
 }
 
