@@ -23,6 +23,7 @@ COMMANDS = {
     "quickstart": Command("megatron_async.cli.quickstart", "train three small runs on two CPU processes and compare"),
     "pretrain": Command("megatron_async.pretrain", "train as one process; see below for more", "run_to_exit"),
     "doctor": Command("megatron_async.doctor.__main__", "is this machine, or every host of a job, ready"),
+    "plan": Command("megatron_async.cli.plan", "the fastest layouts of a run on 8 to 16,384 devices"),
     "preprocess": Command("megatron_async.cli.preprocess", "texts to Megatron's data files"),
     "convert": Command("megatron_async.cli.convert", "checkpoints from and to Hugging Face folders"),
     "evaluate": Command(

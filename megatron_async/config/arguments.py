@@ -16,6 +16,7 @@ from megatron_async.mcore.arguments import check_arguments, rank_from_environmen
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.models import hybrid, presets
 from megatron_async.optim import listing, registry
+from megatron_async.planning import balance, devices
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
 from megatron_async.schedules import schedule_of
@@ -53,6 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         gpu.adjust(args)
     args.device, args.device_sentence = device, device_sentence
     args.optimizer_for = args.optimizer_for or []
+    problems += [*_plan_device(args, argv), *balance.begin(args)]
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout
     if args.hybrid_layer_pattern is not None:
         hybrid.complete(args, chunks * args.pipeline_model_parallel_size)
@@ -77,6 +79,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         dry_run.pad_vocabulary(args)
     # Megatron changes some arguments while it builds the model; a checkpoint is compared with these.
     args._resolved = arguments_as_json(args)
+    balance.finish(args)
     return args
 
 
@@ -92,6 +95,18 @@ def _smallest_batch(args: argparse.Namespace) -> list[str]:
         return [f"--step-batch-size-schedule {given}: {error}. Give TOKENS:SAMPLES pairs, for example 0:8 1M:16."]
     if args.global_batch_size is None:
         args.global_batch_size = args.batch_size_steps[0][1]
+    return []
+
+
+def _plan_device(args: argparse.Namespace, argv: Sequence[str]) -> list[str]:
+    """Set the device that estimates assume."""
+    if args.plan_device is None:
+        on_cpu = args.device == "cpu" and (not args.dry_run or value_of(argv, "--device") == "cpu")
+        args.plan_device = "cpu" if on_cpu else devices.DEFAULT
+    try:
+        devices.find(args.plan_device)
+    except ValueError as error:
+        return [f"--plan-device {error}"]
     return []
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron_async import platform
 from megatron_async.optim.corrections import CORRECTIONS
+from megatron_async.planning import devices
 from megatron_async.schedules import SCHEDULES
 
 
@@ -37,6 +38,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--one-document-per-sequence": _switch(
         "A sequence holds one document or a part of it, then padding, whose loss is masked. Needs "
         "--calculate-per-token-loss. Default: documents are packed."
+    ),
+    "--pipeline-balance": {
+        "choices": ("auto", "even", "measured"),
+        "help": "Split of the layers over the stages. auto: so that the slowest stage is fastest, by the estimates of "
+        "--plan-device; measured: by times of each kind of layer, taken in the first seconds of the run; even: as "
+        "Megatron does. Default: auto with a delayed schedule on GPUs, else even; a split that you give is kept.",
+    },
+    "--plan-device": _text(
+        "DEVICE",
+        f"Device that estimates assume: {', '.join(devices.NAMES)}, or a TOML file. Default: the device of the run; in "
+        f"a dry run {devices.DEFAULT}, or cpu with --device cpu.",
     ),
     "--gradient-delay": _text(
         "DELAY",

@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
     get_moe_layer_pattern,
     get_transformer_layer_with_experimental_attention_variant_spec,
 )
+from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
 from megatron.core.pipeline_parallel.utils import (
     is_pp_first_stage,
@@ -26,11 +28,13 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_attr_wrapped_model
 
 from megatron_async.mcore.patches import temporary
+from megatron_async.mcore.training import gpt_config_from_args
 
 
 def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
@@ -109,6 +113,23 @@ def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | Non
         return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage, pp_rank=pp_rank))
     first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
+
+
+def layers_by_chunk(args: Any) -> list[list[list[int]]]:
+    """Numbers, from 0, of the layers in every chunk of every stage; needs no process groups."""
+    stages, chunks = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
+    if args.hybrid_layer_pattern is not None:
+        counts = [len(part) for part in args.hybrid_layer_pattern.split(Symbols.PIPE)]
+    elif args.pipeline_model_parallel_layout is not None:
+        parts = PipelineParallelLayerLayout.parse_str_to_list(str(args.pipeline_model_parallel_layout))
+        counts = [part.count(LayerType.decoder) for part in parts]
+    else:
+        config = gpt_config_from_args(args).transformer
+        virtual = [None] if chunks is None else list(range(chunks))
+        return [[layers_of_stage(config, chunk, stage) for chunk in virtual] for stage in range(stages)]
+    numbers = itertools.count()
+    in_order = [[next(numbers) for _ in range(count)] for count in counts]
+    return [in_order[stage::stages] for stage in range(stages)]
 
 
 def gpu_stack_spec() -> Any:

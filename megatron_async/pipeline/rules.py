@@ -64,8 +64,9 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
         yield (
             f"--num-layers {args.num_layers} cannot be split evenly over --pipeline-model-parallel-size {stages}"
             f"{f' with {definition.chunks} virtual stages each' if chunks != stages else ''}. "
-            "Change one of them, or give an uneven split (--decoder-first-pipeline-num-layers, "
-            "--decoder-last-pipeline-num-layers or --pipeline-model-parallel-layout)."
+            "Change one of them, or take an uneven split: --pipeline-balance auto, "
+            "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers or "
+            "--pipeline-model-parallel-layout."
         )
     layout = args.pipeline_model_parallel_layout
     if definition.delayed and layout is not None and (parts := stages_of(layout)) not in (None, chunks):

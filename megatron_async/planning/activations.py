@@ -6,11 +6,12 @@ its scores; flash attention recomputes them.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_async.mcore.model import linear_attention_pattern, moe_layer_pattern
-from megatron_async.models import gpt, hybrid
-from megatron_async.planning.parameters import Chunk
+from megatron_async.models import hybrid
+from megatron_async.planning.parameters import Block, Chunk
+from megatron_async.planning.resolve import keeps_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,13 @@ class ActivationModel:
     """Activations of a run; `linear`, `experts`: for each layer, whether it has linear attention and experts."""
 
     args: argparse.Namespace
-    linear: list[int]
-    experts: list[int]
+    linear: list[bool]
+    experts: list[bool]
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> "ActivationModel":
-        config = gpt.model_config(args).transformer
-        experts = [0] * config.num_layers if args.num_experts is None else moe_layer_pattern(config)
-        return cls(args, linear_attention_pattern(config), experts)
+    def of(cls, args: argparse.Namespace, model: Sequence[Block]) -> "ActivationModel":
+        layers = model[1:-1]
+        return cls(args, [own.has("linear_attention") for own in layers], [own.has("experts") for own in layers])
 
     @property
     def tokens(self) -> int:
@@ -79,7 +79,7 @@ class ActivationModel:
         norms = query + key_value // 2 if args.qk_layernorm else 0
         kept = self.tokens * (2 * query + key_value + gate + norms) * self.width
         recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
-        if args.transformer_impl == "local" and not recomputes_core:
+        if keeps_scores(args) and not recomputes_core:
             kept += 2 * self.tokens * args.seq_length * heads * self.width  # scores and their softmax
         return kept // parts
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.planning import memory, parameters
 from megatron_async.planning.estimate import Plan, plan
+from megatron_async.planning.timing import BatchTime
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.schedules.render import to_json, to_text
 
@@ -54,7 +55,9 @@ def as_json(args: argparse.Namespace, result: Plan) -> dict[str, Any]:
         ],
         "schedule": schedule,
         "flops_per_token": result.flops_per_token,
-        "seconds_per_batch": result.seconds_per_batch,
+        "seconds_per_batch": result.time.seconds,
+        "compute_share": [own / max(result.compute) for own in result.compute],
+        "idle": {cause: seconds / result.time.seconds for cause, seconds in result.time.idle.items()},
         "assumptions": result.assumptions,
         "arguments": arguments_as_json(args),
     }
@@ -91,16 +94,22 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
     ranks += f"pipeline {args.pipeline_model_parallel_size}, data {args.data_parallel_size}, "
     ranks += f"expert {args.expert_model_parallel_size}"
     table = Table(title=f"{ranks}; memory of each device")
-    for heading in ("stage", "layers", "parameters"):
+    for heading in ("stage", "layers", "compute", "parameters"):
         table.add_column(heading, justify="right", no_wrap=True)
     kinds = [kind for kind in memory.KINDS if any(held[kind] for held in result.bytes_by_kind)]
     for heading in [*(memory.KINDS[kind] for kind in kinds), "total"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for index, (stage, held) in enumerate(zip(result.stages, result.bytes_by_kind, strict=True)):
         whole = sum(parameters.count_by_kind(stage.parameters).values())
-        row = [str(index), ranges(stage.layers), amount(whole)]
+        row = [str(index), ranges(stage.layers), f"{result.compute[index] / max(result.compute):.0%}", amount(whole)]
         table.add_row(*row, *(size(held[kind]) for kind in kinds), size(sum(held.values())))
     return table
+
+
+def idle_text(time: BatchTime) -> str:
+    """Idle share of a batch's time, by cause."""
+    causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
+    return f"{time.bubble:.1%} of the time of all devices: {', '.join(causes)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -127,9 +136,10 @@ def _times(args: argparse.Namespace, result: Plan) -> list[str]:
         f"batch: {args.global_batch_size} sequences of {args.seq_length} = {tokens:,} tokens, "
         f"{result.microbatches} micro-batches per pipeline",
         f"bubble share of this run: {result.simulated.steady_bubble_share:.2%} (unequal stages included)",
-        f"estimate: {result.seconds_per_batch:.4g} s per batch, {tokens / result.seconds_per_batch:,.0f} tokens/s",
+        f"estimate: {result.time.seconds:.4g} s per batch, {tokens / result.time.seconds:,.0f} tokens/s",
+        f"idle: {idle_text(result.time)}",
     ]
     if args.train_iters:
-        days = args.train_iters * result.seconds_per_batch / 86400
+        days = args.train_iters * result.time.seconds / 86400
         lines.append(f"{args.train_iters:,} batches, {args.train_iters * tokens:,} tokens: {days:.3g} days")
     return [*lines, "assumptions:", *(f"- {note}" for note in result.assumptions)]

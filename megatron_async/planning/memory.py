@@ -3,10 +3,11 @@
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from megatron_async.optim import options, registry
-from megatron_async.optim.param_groups import MATRIX_ROLES
+from megatron_async.optim.param_groups import MATRIX_ROLES, Assignment
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
 from megatron_async.reference.delay import delay_of
@@ -29,51 +30,86 @@ _FP32 = 4
 def stage_bytes(
     args: argparse.Namespace, stage: Stage, index: int, simulated: SimulationResult, activations: ActivationModel
 ) -> dict[str, int]:
-    """Bytes of each of KINDS on every rank of pipeline stage `index`; `simulated` is the schedule of the run."""
-    weight = 2 if args.bf16 or args.fp16 else _FP32
-    versions = simulated.weight_versions[index]
-    held = [sum(parameter.local for parameter in chunk.parameters) for chunk in stage.chunks]
-    total, last = sum(held), index == args.pipeline_model_parallel_size - 1
+    """Bytes of each of KINDS on the fullest rank of pipeline stage `index`; `simulated` is the schedule of the run."""
+    versions, delays = simulated.weight_versions[index], chunk_delays(args, index)
+    held = dict.fromkeys(KINDS, 0.0)
+    for chunk, count, delay in zip(stage.chunks, versions, delays, strict=True):
+        for kind, size in fixed(args, chunk.parameters, count, delay).items():
+            held[kind] += size
+    if args.use_layer_wise_distributed_optimizer:
+        held |= _largest_owner(args, stage, delays)
+    last = index == args.pipeline_model_parallel_size - 1
     kept = max(activations.in_flight(chunk) for chunk in stage.chunks) * len(stage.chunks)
+    held["activations"] = math.ceil(simulated.live_activations[index] * kept) + max(
+        activations.working(chunk, last and chunk is stage.chunks[-1]) for chunk in stage.chunks
+    )
+    return {kind: math.ceil(size) for kind, size in held.items()}
+
+
+def chunk_delays(args: argparse.Namespace, stage: int) -> tuple[int, ...]:
+    """Gradient delay of each chunk of a stage under the run's schedule."""
+    return schedule_of(args).delays(args.pipeline_model_parallel_size, stage)
+
+
+def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: int, delay: int) -> dict[str, float]:
+    """Bytes for parameters of a chunk, by kind, without activations; a sharded state is spread evenly."""
+    weight = 2 if args.bf16 or args.fp16 else _FP32
+    held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    ranks, expert_ranks = _owners(args)
+    optimizers = options.assignment(args)
+    for own in parameters:
+        share = expert_ranks if own.is_expert else ranks
+        held["weights"] += weight * own.local
+        held["second_weight_version"] += weight * own.local * (versions - 1)
+        held["gradients"] += _FP32 * own.local
+        held["second_gradient_generation"] += _FP32 * own.local if is_delayed(args) else 0
+        held["optimizer_state"] += _FP32 * _state(args, optimizers, own) / share
+        held["correction"] += _FP32 * _correction(args, own, delay) / share
+    return held
+
+
+def _owners(args: argparse.Namespace) -> tuple[int, int]:
+    """Ranks that share the optimizer state of a parameter, and of an expert."""
+    if not (args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer):
+        return 1, 1
+    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    return args.data_parallel_size * args.context_parallel_size, args.world_size // experts
+
+
+def _largest_owner(args: argparse.Namespace, stage: Stage, delays: Sequence[int]) -> dict[str, float]:
+    """State and correction of the rank that owns most, where ranks own whole parameters.
+
+    Megatron's layer-wise optimizer sorts parameters by size and deals them out to ranks 0 .. n-1, n-1 .. 0, and so on.
+    Each chunk may have an optimizer of its own.
+    """
+    optimizers = options.assignment(args)
+    totals: list[Counter[int]] = [Counter(), Counter()]
+    corrections: list[Counter[int]] = [Counter(), Counter()]
+    for chunk, delay in zip(stage.chunks, delays, strict=True):
+        for experts, ranks in enumerate(_owners(args)):
+            items = sorted(
+                (own for own in chunk.parameters if own.is_expert == bool(experts) for _ in range(own.number)),
+                key=lambda own: math.prod(own.shape),
+            )
+            order = [*range(ranks), *reversed(range(ranks))]
+            for place, own in enumerate(items):
+                rank = order[place % len(order)]
+                totals[experts][rank] += _state(args, optimizers, own) // own.number
+                corrections[experts][rank] += _correction(args, own, delay) // own.number
     return {
-        "weights": weight * total,
-        "second_weight_version": weight * sum(size * (count - 1) for size, count in zip(held, versions, strict=False)),
-        "gradients": _FP32 * total,
-        "second_gradient_generation": _FP32 * total if is_delayed(args) else 0,
-        "optimizer_state": _per_rank(args, _optimizer_state(args, stage)),
-        "correction": _per_rank(args, _correction(args, stage, index)),
-        "activations": math.ceil(simulated.live_activations[index] * kept)
-        + max(activations.working(chunk, last and chunk is stage.chunks[-1]) for chunk in stage.chunks),
+        "optimizer_state": _FP32 * sum(max(counts.values(), default=0) for counts in totals),
+        "correction": _FP32 * sum(max(counts.values(), default=0) for counts in corrections),
     }
 
 
-def _per_rank(args: argparse.Namespace, sizes: Iterable[tuple[Parameter, int]]) -> int:
-    """Bytes of (parameter, fp32 numbers), divided among data-parallel ranks where the optimizer is distributed."""
-    ranks = experts = 1
-    if args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer:
-        ranks = args.data_parallel_size * args.context_parallel_size
-        experts = args.world_size // (
-            args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
-        )
-    return math.ceil(sum(_FP32 * size / (experts if parameter.is_expert else ranks) for parameter, size in sizes))
+def _state(args: argparse.Namespace, optimizers: Assignment, own: Parameter) -> int:
+    """Numbers of master weights and of the buffers of a parameter's optimizer; step counters are left out."""
+    masters = own.local if args.bf16 or args.fp16 else 0
+    return masters + own.number * registry.find(optimizers[own.role]).state_elements(own.shape)
 
 
-def _optimizer_state(args: argparse.Namespace, stage: Stage) -> Iterator[tuple[Parameter, int]]:
-    """Master weights and the buffers of each parameter's optimizer; step counters are left out."""
-    optimizers, masters = options.assignment(args), args.bf16 or args.fp16
-    for parameter in stage.parameters:
-        spec = registry.find(optimizers[parameter.role])
-        yield parameter, spec.state_elements(parameter.shape) + (parameter.local if masters else 0)
-
-
-def _correction(args: argparse.Namespace, stage: Stage, index: int) -> Iterator[tuple[Parameter, int]]:
-    """The buffer of the staleness correction: one for each parameter with a delayed gradient."""
-    if args.staleness_correction == "none":
-        return
-    delays = schedule_of(args).delays(args.pipeline_model_parallel_size, index)
-    for chunk, delay in zip(stage.chunks, delays, strict=True):
-        for parameter in chunk.parameters:
-            if args.correct_matrices_only and parameter.role not in MATRIX_ROLES:
-                continue
-            if (delay_of(args, parameter.name) if args.gradient_delay is not None else delay) > 0:
-                yield parameter, parameter.local
+def _correction(args: argparse.Namespace, own: Parameter, delay: int) -> int:
+    """Numbers in the buffer of the staleness correction: one for each parameter with a delayed gradient."""
+    if args.staleness_correction == "none" or (args.correct_matrices_only and own.role not in MATRIX_ROLES):
+        return 0
+    return own.local if (delay_of(args, own.name) if args.gradient_delay is not None else delay) > 0 else 0

@@ -2,23 +2,26 @@
 """Parameters of a run's model: counted from Megatron's own modules, built stage by stage without memory."""
 
 import argparse
+import copy
 import gc
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_async.mcore.model import build_model, on_meta_device
+from megatron_async.mcore.model import build_model, layers_by_chunk, on_meta_device
 from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
-from megatron_async.models import gpt
+from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
 from megatron_async.optim.param_groups import KINDS, classify
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Parameter:
         shape: of this rank's part.
         copies: ranks that hold other parts of it or, for an expert, other experts.
         duplicate: whether it is the second copy of a tied embedding.
+        number: parameters of this shape on this rank: its experts of a layer.
     """
 
     name: str
@@ -39,11 +43,12 @@ class Parameter:
     kind: str
     shape: tuple[int, ...]
     copies: int
-    duplicate: bool
+    duplicate: bool = False
+    number: int = 1
 
     @property
     def local(self) -> int:
-        return torch.Size(self.shape).numel()
+        return self.number * math.prod(self.shape)
 
     @property
     def whole(self) -> int:
@@ -52,6 +57,17 @@ class Parameter:
     @property
     def is_expert(self) -> bool:
         return self.kind == "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The smallest part of a model that a stage holds whole: embedding, a layer, or final norm with head."""
+
+    parameters: tuple[Parameter, ...]
+
+    def has(self, kind: str) -> bool:
+        """Whether a parameter is of this kind, one of KINDS."""
+        return any(own.kind == kind for own in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,43 +107,80 @@ def active(by_kind: dict[str, int], experts: int | None, chosen: int) -> int:
     return sum(by_kind.values()) - idle
 
 
-def stages(args: argparse.Namespace) -> list[Stage]:
-    """Build every stage of the model of checked arguments on the meta device; nothing is allocated or started.
+def blocks(args: argparse.Namespace) -> list[Block]:
+    """The model of checked arguments, built on the meta device: embedding, every layer, and final norm with head.
 
     Must not be called where torch.distributed is in use.
     """
-    return [_stage(args, stage) for stage in range(args.pipeline_model_parallel_size)]
-
-
-def _stage(args: argparse.Namespace, stage: int) -> Stage:
-    with _first_rank_of(args, stage):
-        config = gpt.model_config(args)
+    alone = copy.copy(args)
+    alone.pipeline_model_parallel_size, alone.virtual_pipeline_model_parallel_size = 1, None
+    alone.pipeline_model_parallel_layout = None
+    if args.hybrid_layer_pattern is not None:
+        alone.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)
+    alone.decoder_first_pipeline_num_layers = alone.decoder_last_pipeline_num_layers = None
+    experts = args.num_experts or 1
+    alone.expert_model_parallel_size = experts  # one expert a rank, so that few modules are built
+    tensor = args.tensor_model_parallel_size
+    alone.world_size = math.lcm(tensor * args.context_parallel_size, experts * (args.expert_tensor_parallel_size or 1))
+    with _first_rank_of(alone):
+        config = gpt.model_config(alone)
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.perform_initialization = False
-        groups = ProcessGroupCollection.use_mpu_process_groups()
-        virtual = args.virtual_pipeline_model_parallel_size
-        return Stage(tuple(_chunk(config, groups, chunk) for chunk in ([None] if virtual is None else range(virtual))))
+        model = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None)
+        found: list[list[Parameter]] = [[] for _ in range(args.num_layers + 2)]
+        for name, param in global_names(model):
+            match = _LAYER.match(name)
+            place = int(match[1]) + 1 if match else 0 if name.startswith("embedding.") else -1
+            copies = tensor_parallel_place(param)[0] if getattr(param, "tensor_model_parallel", False) else 1
+            role, kind = classify(name, param)
+            copies *= experts if kind == "experts" else 1
+            found[place].append(Parameter(name, role, kind, tuple(param.shape), copies))
+    return distributed([Block(tuple(parameters)) for parameters in found], experts, args.expert_model_parallel_size)
 
 
-def _chunk(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> Chunk:
-    model: Any = build_model(config, groups, vp_stage)
-    parameters = []
-    for name, param in global_names(model):
-        role, kind = classify(name, param)
-        copies = tensor_parallel_place(param)[0] if getattr(param, "tensor_model_parallel", False) else 1
-        if kind == "experts":
-            copies *= config.transformer.expert_model_parallel_size
-        duplicate = bool(getattr(param, "shared_embedding", False) and model.post_process and not model.pre_process)
-        parameters.append(Parameter(name, role, kind, tuple(param.shape), copies, duplicate))
-    return Chunk(tuple(layer.layer_number - 1 for layer in model.decoder.layers), tuple(parameters))
+def distributed(model: Sequence[Block], experts: int, ranks: int) -> list[Block]:
+    """The blocks with each layer's experts over so many expert-parallel ranks."""
+
+    def on_rank(parameter: Parameter) -> Parameter:
+        if not parameter.is_expert:
+            return parameter
+        parts = parameter.copies * parameter.number // experts
+        return replace(parameter, copies=parts * ranks, number=experts // ranks)
+
+    return [Block(tuple(map(on_rank, block.parameters))) for block in model]
+
+
+def on_stages(args: argparse.Namespace, model: Sequence[Block]) -> list[Block]:
+    """The blocks as a pipeline holds them: its last stage has a copy of a tied embedding."""
+    if args.pipeline_model_parallel_size == 1 or args.untie_embeddings_and_output_weights:
+        return list(model)
+    tied = (replace(own, duplicate=True) for own in model[0].parameters if "word_embeddings" in own.name)
+    return [*model[:-1], Block((*model[-1].parameters, *tied))]
+
+
+def stages(args: argparse.Namespace, model: Sequence[Block] | None = None) -> list[Stage]:
+    """The stages of the split that the arguments give; `model` saves building `blocks` again."""
+    built = on_stages(args, blocks(args) if model is None else model)
+    parts = layers_by_chunk(args)
+    last = len(parts) - 1, len(parts[-1]) - 1
+
+    def chunk(place: tuple[int, int], layers: Sequence[int]) -> Chunk:
+        numbers = [layer + 1 for layer in layers]
+        numbers = [0] * (place == (0, 0)) + numbers + [-1] * (place == last)
+        return Chunk(tuple(layers), tuple(own for number in numbers for own in built[number].parameters))
+
+    return [
+        Stage(tuple(chunk((stage, number), layers) for number, layers in enumerate(chunks)))
+        for stage, chunks in enumerate(parts)
+    ]
 
 
 @contextmanager
-def _first_rank_of(args: argparse.Namespace, stage: int) -> Iterator[None]:
-    """Process groups of the first rank of a stage without the other processes, and parameters without memory."""
-    pretend_rank(args, stage * (args.world_size // args.pipeline_model_parallel_size))
+def _first_rank_of(args: argparse.Namespace) -> Iterator[None]:
+    """Process groups of the first rank without the other processes, and parameters without memory."""
+    pretend_rank(args, 0)
     collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of new objects, none of them garbage: half the time would go there
+    gc.disable()  # many new objects, none of them garbage: half the time would go there
     try:
         with on_meta_device():
             yield

@@ -44,3 +44,11 @@ def pad_vocabulary(args: argparse.Namespace) -> None:
     if args.padded_vocab_size is None:
         multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
         args.padded_vocab_size = math.ceil(args.vocab_size / multiple) * multiple
+
+
+def keeps_scores(args: argparse.Namespace) -> bool:
+    """Whether attention is Megatron's local one, which computes and keeps all scores.
+
+    A plan for a GPU that is made on a machine without one assumes the GPU's attention.
+    """
+    return args.transformer_impl == "local" and (args.device == "cuda" or args.plan_device == "cpu")

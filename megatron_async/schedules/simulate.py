@@ -14,17 +14,19 @@ Spans = tuple[tuple[tuple[float, float], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Times of one rank in any unit. A chunk takes an equal share.
+    """Times of one rank in any unit.
 
     Attributes:
         forward: forward of one micro-batch through the rank's layers.
         backward: its backward, recomputation included.
         update: optimizer step of all weights of the rank.
+        shares: share of each chunk in these times; empty for equal ones.
     """
 
     forward: float
     backward: float
     update: float = 0.0
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,11 @@ def simulate(
 
 
 def _check_times(schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduction: float) -> None:
-    problems = []
+    problems = [
+        f"shares {own.shares}: give one for each of {schedule.chunks} chunks"
+        for own in costs
+        if own.shares and len(own.shares) != schedule.chunks
+    ]
     if len(costs) != schedule.stages:
         problems.append(f"costs of {len(costs)} ranks for {schedule.stages} stages: give one for each")
     times = [transfer, reduction] + [time for c in costs for time in (c.forward, c.backward, c.update)]
@@ -135,7 +141,8 @@ def _run(schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduc
         for key in predecessors(schedule, rank, action):
             latency = reduction if isinstance(action, Update) else transfer if key[0] != rank else 0.0
             start = max(start, ends[key] + latency)
-        ends[key_of(rank, action)] = end = start + durations[rank][action.kind] / schedule.chunks
+        share = costs[rank].shares[action.chunk] if costs[rank].shares else 1 / schedule.chunks
+        ends[key_of(rank, action)] = end = start + durations[rank][action.kind] * share
         spans[rank].append((start, end))
     return tuple(map(tuple, spans))
 

@@ -40,6 +40,7 @@ from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.synchronous import SynchronousSteps
+from megatron_async.planning import balance, measure
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
@@ -128,10 +129,15 @@ def _start(args: argparse.Namespace) -> int:
     if args.device == "cuda":
         gpu.record_flights(args)
     set_global_variables(args)
+    balance.finish(args)  # the tokenizer knows the size of the vocabulary
+    measured = measure.Measured(args) if args.pipeline_balance == "measured" else None
     initialize(args)
+    if measured is not None:
+        measured.settle()
     if args.rank == 0:
         off = packages.messages() if args.device == "cuda" else []
-        print("\n".join(f"> {line}" for line in (args.device_sentence, *off)), flush=True)
+        lines = (args.device_sentence, *off, *getattr(args, "_balance", ()))
+        print("\n".join(f"> {line}" for line in lines), flush=True)
     # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
     args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
     return int(args.tokenizer_vocab_size)

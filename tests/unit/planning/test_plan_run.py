@@ -1,48 +1,86 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""tools/plan_run.py: layouts of one job, and one row for each number of devices and schedule."""
+"""The planner's command: the layouts of a job by speed, its best command line, and one row for each of several jobs."""
 
-import importlib.util
-from pathlib import Path
+import shlex
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[3] / "tools" / "plan_run.py"
-RUN = "--device cpu --model tiny --global-batch-size 32 --micro-batch-size 4 --staleness-correction error-feedback"
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron_async.cli import plan  # noqa: E402
+from megatron_async.planning import devices  # noqa: E402
+
+RUN = "--model smollm2-135m --bf16 --global-batch-size 32 --untie-embeddings-and-output-weights"
+DELAYED = f"{RUN} --staleness-correction error-feedback"
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs the tool; returns its exit status, the rows of its table and the other lines."""
+    """Runs the command; returns its exit status, the rows of its table and the other lines."""
     monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     monkeypatch.delenv("RANK", raising=False)
-    spec = importlib.util.spec_from_file_location("plan_run", PATH)
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "plan_run", tool)
-    spec.loader.exec_module(tool)
 
-    def run(options: str) -> tuple[int, list[list[str]], list[str]]:
-        status = tool.main([*options.split(), "--", *RUN.split()])
+    def run(options: str, words: str = DELAYED) -> tuple[int, list[list[str]], list[str]]:
+        status = plan.main([*options.split(), "--", *words.split()])
         lines = capsys.readouterr().out.splitlines()
         rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-        return status, rows, [line for line in lines if line.startswith("not possible")]
+        return status, rows, lines
 
     return run
 
 
-def test_one_job_has_a_row_for_each_layout_the_fastest_first(table):
-    status, rows, _ = table("--devices 4 --schedules 2bw")
+def test_one_job_has_its_layouts_by_speed_and_a_command_line_that_is_accepted(table):
+    status, rows, lines = table(
+        "--devices 8 --tensor 1 --largest-pipeline 2 --rows 50", f"{DELAYED} --micro-batch-size 1"
+    )
     assert status == 0
-    assert sorted(row[2] for row in rows) == ["1", "2", "4"]
-    assert [row[:2] for row in rows] == [["4", "2bw"]] * 3
-    seconds = [float(row[-1]) for row in rows]
+    seconds = [float(row[6]) for row in rows]
     assert seconds == sorted(seconds)
+    assert {"1f1b", "2bw", "2bw-eager", "wpipe"} == {row[1] for row in rows}
+    assert any(line.startswith("NVIDIA H100") for line in lines)
+    assert any(line.startswith("best of each schedule: ") for line in lines)
+    command = shlex.split(lines[lines.index("fastest on 8 devices:") + 1])
+    assert command[:5] == "torchrun --nnodes 1 --nproc-per-node 8".split()
+    assert plan._problems(command, 8) == ()
+    layouts = [row for row in rows if row[-1]]
+    for row in layouts:
+        pipeline = int(row[2].split(" x ")[0]) * (2 if row[1] == "wpipe" else 1)
+        assert len(row[-1].split("|")) == pipeline
 
 
-def test_several_jobs_have_their_best_layout_and_refusals_are_named(table):
-    status, rows, refused = table("--devices 2 4 --schedules 1f1b 2bw --largest-pipeline 2")
+def test_several_jobs_have_the_best_layout_of_each_schedule(table):
+    status, rows, lines = table("--devices 2 4 --schedules 1f1b 2bw --tensor 1", f"{DELAYED} --micro-batch-size 2")
     assert status == 0
-    assert [row[:2] for row in rows] == [["2", "1f1b"], ["2", "2bw"], ["4", "1f1b"], ["4", "2bw"]]
-    assert refused == []
-    status, rows, refused = table("--devices 16 --schedules 2bw --largest-pipeline 16")
-    assert any("16 devices, 2bw, pipeline 16" in line for line in refused)
+    assert sorted(row[:2] for row in rows) == [["2", "1f1b"], ["2", "2bw"], ["4", "1f1b"], ["4", "2bw"]]
+    assert sum(line.startswith("fastest on") for line in lines) == 2
+
+
+def test_slow_links_favor_the_eager_schedule(table, tmp_path):
+    """Transfers of a tenth of a stage's time: 2bw pays for them, 2bw-eager hides them."""
+    slow = tmp_path / "slow.toml"
+    known = devices.find("h100")
+    values = {name: getattr(known, name) for name in devices.Device.__slots__}
+    devices.write(slow, devices.Device(**values | {"name": "slow", "bandwidth_inside": 4e9, "launch_seconds": 1e-9}))
+    options = f"--devices 2 --schedules 2bw 2bw-eager --tensor 1 --plan-device {slow}"
+    _, rows, lines = table(options, f"{DELAYED} --micro-batch-size 4")
+    assert next(row[1] for row in rows if row[2].startswith("2 x")) == "2bw-eager"
+    assert any("2bw-eager" in line and "2bw " in line and "(+" in line for line in lines)
+
+
+def test_what_does_not_fit_and_what_is_wrong_is_said(table, capsys):
+    status, rows, lines = table("--devices 2 --tensor 1", f"{RUN} --model moe-10b-hybrid --micro-batch-size 1")
+    assert (status, rows) == (1, [])
+    assert any("nothing fits. The least is" in line for line in lines)
+    for words in (
+        "--devices 2",
+        "--devices 2 -- --model tiny --pipeline-model-parallel-size 2",
+        "--devices 0 -- --bf16",
+    ):
+        with pytest.raises(SystemExit) as wrong:
+            plan.main(words.split())
+        assert wrong.value.code == 2
+    assert plan.main(["--devices", "2", "--", "--model", "none-such"]) == 2
+    assert "no such preset" in capsys.readouterr().err

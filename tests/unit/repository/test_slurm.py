@@ -103,7 +103,7 @@ def test_slurm_takes_the_arguments_of_a_recipe(tmp_path: Path) -> None:
     ours = command.index("megatron_async.pretrain") + 1
     assert command[ours : ours + 5] == [*"--exit-signal-handler --exit-signal SIGUSR1 --model moe-10b-hybrid".split()]
     assert "--save a folder --load a folder --metrics-file a folder/metrics.jsonl" in " ".join(command)
-    assert command[command.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*8|t*8|L"
+    assert command[command.index("--pipeline-model-parallel-layout") + 1] == "Et*6|t*7|t*7|t*4L"
     assert command[-2:] == ["--lr", "1e-3"]
 
 

@@ -1,0 +1,227 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+r"""The fastest layouts of a run on a number of devices: memory, time, what keeps devices idle, and the command line.
+
+megatron-async plan --devices 64 -- --model moe-10b-hybrid --bf16 --optimizer muon --global-batch-size 512 \
+    --staleness-correction error-feedback
+
+Arguments after "--" are those of megatron_async.pretrain without the layout. Every tensor, pipeline, expert and data
+parallel size is tried, every schedule that fits the model, micro-batch sizes and full recomputation (those that the run
+gives are kept), each with balanced stages. Several numbers of devices get the best layouts of each schedule.
+
+megatron-async plan --measure my-device.toml    describes this machine's device, for --plan-device
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from megatron_async import platform
+from megatron_async.config.command_line import value_of
+from megatron_async.planning import devices
+from megatron_async.planning.timing import CAUSES
+from megatron_async.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from megatron_async.planning.search import Outcome
+
+USAGE_ERROR = 2
+_LAYOUT = (
+    "--pipeline-model-parallel-size",
+    "--tensor-model-parallel-size",
+    "--expert-model-parallel-size",
+    "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--pipeline-balance",
+)
+_WIDTH = 190
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, run = argv[:cut], argv[cut + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="megatron-async plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--devices", type=int, nargs="+", help="devices of the job")
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules (default: all that fit the model)")
+    parser.add_argument(
+        "--plan-device", default=devices.DEFAULT, help=f"{', '.join(devices.NAMES)} or a file (default: %(default)s)"
+    )
+    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)")
+    parser.add_argument("--largest-pipeline", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--rows", type=int, default=20, help="rows of the table (default: %(default)s)")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
+    options = parser.parse_args(own)
+    problems = [f"{flag} belongs to the layout, which is searched: leave it out" for flag in _LAYOUT if flag in run]
+    numbers = [*(options.devices or [1]), *options.tensor, options.largest_pipeline, options.rows]
+    if min(numbers) < 1:
+        problems.append("--devices, --tensor, --largest-pipeline and --rows must be at least 1")
+    if options.measure is None and not (options.devices and run):
+        problems.append("give --devices and, after --, the run: --devices 8 -- --model smollm2-135m --bf16")
+    try:
+        options.device = devices.find(options.plan_device)
+    except ValueError as error:
+        problems.append(f"--plan-device {error}")
+    if problems:
+        parser.error("; ".join(problems))
+    return options, run
+
+
+def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
+    made = Table(title="fastest first; idle: share of the time of all devices, by cause")
+    headings = (
+        "devices",
+        "schedule",
+        "PP x TP x EP x DP",
+        "micro-batch",
+        "recompute",
+        "GiB",
+        "s/batch",
+        "tokens/s",
+        "idle",
+    )
+    for heading in (*headings, *CAUSES, "split"):
+        made.add_column(heading, justify="left" if heading in ("schedule", "split") else "right", no_wrap=True)
+    for own in outcomes:
+        layout, time = own.layout, own.time
+        sizes = " x ".join(map(str, (layout.pipeline, layout.tensor, layout.expert, layout.data)))
+        made.add_row(
+            *(str(own.devices), layout.schedule, sizes, str(layout.micro_batch), "full" if layout.recompute else ""),
+            *(f"{own.bytes / 2**30:.1f}", f"{time.seconds:.3g}", f"{tokens / time.seconds:,.0f}", f"{time.bubble:.1%}"),
+            *(f"{time.idle[cause] / time.seconds:.1%}" for cause in CAUSES),
+            own.split if layout.pipeline > 1 else "",
+        )
+    return made
+
+
+def _command(outcome: "Outcome", run: Sequence[str], per_node: int) -> list[str]:
+    """The command line of a layout, without options that it replaces."""
+    from megatron_async.config.command_line import without_option
+
+    words = outcome.layout.words(outcome.split)
+    kept = list(run)
+    for flag in ("--pipeline-schedule", "--micro-batch-size"):
+        while (shorter := without_option(kept, flag)) is not None:
+            kept = shorter
+    if not SCHEDULES[outcome.layout.schedule].delayed:
+        for flag in ("--staleness-correction", "--correction-strength"):
+            kept = without_option(kept, flag) or kept
+    nodes = max(1, outcome.devices // per_node)
+    launch = ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(outcome.devices // nodes)]
+    return [*launch, "-m", "megatron_async.pretrain", *kept, *words]
+
+
+def _problems(command: Sequence[str], devices_of_job: int) -> tuple[str, ...]:
+    """What a run would say about a command line."""
+    from megatron_async.config import arguments
+
+    os.environ["WORLD_SIZE"] = str(devices_of_job)
+    words = command[command.index("megatron_async.pretrain") + 1 :]
+    try:
+        arguments.parse([*words, "--dry-run"])
+    except arguments.ArgumentProblems as wrong:
+        return wrong.problems
+    return ()
+
+
+def _comparison(outcomes: "Sequence[Outcome]") -> str:
+    """How the best layouts of the schedules compare."""
+    fastest = outcomes[0].time.seconds
+    return ", ".join(
+        f"{own.layout.schedule} {own.time.seconds:.4g} s (+{own.time.seconds / fastest - 1:.1%})"
+        for own in _first_of_each(outcomes)
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 if no layout fits, 2 for wrong arguments."""
+    options, run = _parse(list(sys.argv[1:] if argv is None else argv))
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    platform.activate_or_exit(platform.choose(value_of(run, "--device") or "auto")[0])
+    if options.measure is not None:
+        from megatron_async.planning.measure import device_of_this_machine
+
+        devices.write(options.measure, device_of_this_machine(options.measure.stem))
+        print(f"wrote {options.measure}: use it with --plan-device {options.measure}")
+        return 0
+    return _search(options, run)
+
+
+def _search(options: argparse.Namespace, run: list[str]) -> int:
+    from megatron_async.config import arguments
+    from megatron_async.planning.search import Search
+
+    os.environ["WORLD_SIZE"] = "1"
+    alone = ["--pipeline-schedule", "1f1b", "--staleness-correction", "none", "--plan-device", options.plan_device]
+    try:
+        base = arguments.parse([*run, *alone, "--dry-run"])
+    except arguments.ArgumentProblems as wrong:
+        print("\n".join(f"megatron-async plan: {problem}" for problem in wrong.problems), file=sys.stderr)
+        return USAGE_ERROR
+    if base.hybrid_layer_pattern is not None:
+        print(
+            "megatron-async plan: a HybridModel's pattern holds its split, which is not searched; use --dry-run",
+            file=sys.stderr,
+        )
+        return USAGE_ERROR
+    base.staleness_correction = value_of(run, "--staleness-correction") or "none"
+    given = value_of(run, "--micro-batch-size")
+    search = Search(
+        base,
+        options.device,
+        micro_batches=[1, 2, 4, 8] if given is None else [base.micro_batch_size],
+        recompute=[False, True] if base.recompute_granularity is None else [False],
+    )
+    schedules = options.schedules or _schedules(base)
+    device = options.device
+    speed = device.speed("bf16" if base.bf16 else "fp32") / 1e12
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    console.print(f"{device.description}: {speed:.4g} TFLOP/s in use ({device.efficiency_source})", soft_wrap=True)
+    rows, best = [], []
+    for number in options.devices:
+        found = search.best(number, schedules, options.tensor, options.largest_pipeline)
+        best += [own for own in found if not _problems(_command(own, run, device.devices_per_node), number)][:1]
+        rows += found[: options.rows] if len(options.devices) == 1 else _first_of_each(found)
+        if not found:
+            console.print(f"{number} devices: nothing fits. {search.nearest_text()}", soft_wrap=True)
+    if not rows:
+        return 1
+    console.print(_table(rows, base.global_batch_size * base.seq_length))
+    if len(options.devices) == 1:
+        console.print(f"best of each schedule: {_comparison(found)}", soft_wrap=True)
+    for own in best:
+        command = shlex.join(_command(own, run, device.devices_per_node))
+        console.print(f"fastest on {own.devices} devices:\n{command}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _first_of_each(outcomes: "Sequence[Outcome]") -> "list[Outcome]":
+    """The best of each schedule."""
+    best: dict[str, Outcome] = {}
+    for own in outcomes:
+        best.setdefault(own.layout.schedule, own)
+    return list(best.values())
+
+
+def _schedules(base: argparse.Namespace) -> list[str]:
+    """Schedules that train the model as it is."""
+    tied = not base.untie_embeddings_and_output_weights
+    return [
+        name for name, own in SCHEDULES.items() if not own.update_per_microbatch and (own.tied_embeddings or not tied)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""`--pipeline-balance`: split the layers over the stages so that the slowest one is fastest, within the memory."""
+
+import argparse
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import accumulate, permutations
+from typing import Any
+
+from megatron_async.checkpoint.manifest import arguments_as_json
+from megatron_async.planning import devices, memory
+from megatron_async.planning.activations import ActivationModel
+from megatron_async.planning.costs import BlockTime, CostModel, Exchange
+from megatron_async.planning.devices import Device
+from megatron_async.planning.parameters import Block, Chunk, Stage, blocks, on_stages
+from megatron_async.planning.resolve import pad_vocabulary
+from megatron_async.planning.split import Ends, cut, cut_pairs, layout
+from megatron_async.planning.timing import batch_time, period, stage_costs, table
+from megatron_async.schedules import SimulationResult, StageCosts, simulate
+from megatron_async.schedules.arguments import schedule_of
+
+GIVEN = "given"
+SIMULATIONS = 300
+"""Most simulations to improve a split for ranks that hold two parts."""
+_SPLITS = (
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "hybrid_layer_pattern",
+    "mtp_num_layers",
+)
+"""Arguments that split the layers, or whose layers a split does not know."""
+
+
+class NoSplit(ValueError):
+    """No split keeps every stage within the memory.
+
+    Args:
+        args: the run.
+        limit: bytes of a device.
+        least: bytes of the fullest device in the split that needs the least.
+    """
+
+    def __init__(self, args: argparse.Namespace, limit: int, least: int) -> None:
+        self.least = least
+        super().__init__(
+            f"no split of {args.num_layers} layers over {args.pipeline_model_parallel_size} stages keeps every device "
+            f"within {limit / 2**30:.1f} GiB: the fullest one needs at least {least / 2**30:.1f} GiB"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A split: ends of its parts in the row of blocks, and largest bytes on a device."""
+
+    ends: Ends
+    bytes: int
+
+    @property
+    def layout(self) -> str:
+        return layout(self.ends)
+
+
+def variant(args: argparse.Namespace, **changes: Any) -> argparse.Namespace:
+    """A copy of checked arguments with other values."""
+    changed = copy.copy(args)
+    vars(changed).update(changes)
+    return changed
+
+
+def begin(args: argparse.Namespace) -> Iterator[str]:
+    """Resolve `--pipeline-balance` of parsed values and set a first layout, so that Megatron can derive the rest.
+
+    Yields problems. Without the option, delayed schedules on GPUs are balanced unless the user gives a split: under
+    them a stage that is slower than the others is the only bubble. 1f1b splits as Megatron does. So do runs on CPUs,
+    where FLOPs do not predict the times of miniatures.
+    """
+    asked, stages = args.pipeline_balance, args.pipeline_model_parallel_size
+    given = [name for name in _SPLITS if getattr(args, name, None)]
+    given += ["model_class"] if args.model_class == "hybrid" else []
+    balanced = asked in ("auto", "measured")
+    if balanced and given:
+        yield (
+            f"--pipeline-balance {asked} with --{given[0].replace('_', '-')}: it has a split of its own. Leave one of "
+            "them out."
+        )
+    if balanced and stages < 2:
+        yield (
+            f"--pipeline-balance {asked} with --pipeline-model-parallel-size {stages}: one stage holds all layers. "
+            "Leave it out, or give at least 2 stages."
+        )
+    if asked is None:
+        asked = "auto" if schedule_of(args).delayed and stages > 1 and args.plan_device != "cpu" else "even"
+    args.pipeline_balance = GIVEN if given else asked
+    parts = schedule_of(args).chunks * stages
+    if args.pipeline_balance in ("auto", "measured") and stages > 1 and (args.num_layers or 0) + 1 >= parts:
+        ends = cut(args.num_layers + 2, parts, lambda part, start, end: float(end - start))
+        assert ends is not None
+        args.pipeline_model_parallel_layout = layout(ends)
+
+
+def finish(args: argparse.Namespace) -> None:
+    """Replace the first layout by the estimated one, once all values are derived.
+
+    Called again when the tokenizer has told the size of the vocabulary. Must not be called where torch.distributed is
+    in use.
+    """
+    if args.pipeline_balance not in ("auto", "measured") or args.pipeline_model_parallel_layout is None:
+        return
+    known = with_vocabulary(args)
+    if getattr(args, "_balance_vocabulary", None) == known.padded_vocab_size:
+        return
+    args._balance_vocabulary = known.padded_vocab_size
+    device, model = devices.find(args.plan_device), blocks(known)
+    settle(args, device, model, CostModel(known, device).blocks(model))
+
+
+def with_vocabulary(args: argparse.Namespace) -> argparse.Namespace:
+    """A copy whose padded vocabulary is set."""
+    known = variant(args)
+    known.vocab_size = known.vocab_size or known.make_vocab_size_divisible_by
+    pad_vocabulary(known)
+    return known
+
+
+def settle(args: argparse.Namespace, device: Device, model: Sequence[Block], times: Sequence[BlockTime]) -> None:
+    """Set the layout for these times and keep a text about it; where none fits the memory, take the fastest one."""
+    known, notes = with_vocabulary(args), []
+    try:
+        chosen = choose(known, model, times, device.memory_bytes)
+    except NoSplit as problem:
+        notes = [f"{problem}. {would_fit(known, model, device.memory_bytes)}."]
+        chosen = choose(known, model, times, None)
+    args.pipeline_model_parallel_layout = chosen.layout
+    args._resolved = arguments_as_json(args)
+    args._balance = [*report(known, chosen.ends, times, CostModel(known, device).exchange(model)), *notes]
+
+
+def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exchange: Exchange) -> list[str]:
+    """A split in words: the share of each stage, and the idle time that is left."""
+    stages, rows = args.pipeline_model_parallel_size, list(zip((0, *ends), ends, strict=False))
+    parts = [[times[slice(*row)] for row in rows[stage::stages]] for stage in range(stages)]
+    totals = [sum(own.total for chunk in chunks for own in chunk) for chunks in parts]
+    microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    time = batch_time(args.pipeline_schedule, parts, microbatches, exchange)
+    measured = args.pipeline_balance == "measured"
+    words = layout(ends).split("|")
+    lines = [
+        f"--pipeline-model-parallel-layout '{layout(ends)}' by --pipeline-balance {args.pipeline_balance}, "
+        + ("timed on this device" if measured else f"estimated for {args.plan_device}")
+    ]
+    for stage, total in enumerate(totals):
+        share = f"{total / max(totals):.1%} of the slowest stage's compute"
+        lines.append(f"stage {stage}: {' and '.join(words[stage::stages])}, {share}")
+    causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
+    return [*lines, f"idle: {time.bubble:.1%} of the time of all devices: {', '.join(causes)}"]
+
+
+def choose(
+    args: argparse.Namespace,
+    model: Sequence[Block],
+    times: Sequence[BlockTime],
+    limit: int | None = None,
+    simulations: int = SIMULATIONS,
+) -> Choice:
+    """The balanced split of checked arguments.
+
+    Args:
+        times: of each block of `model`.
+        limit: bytes of a device; None for no limit.
+        simulations: see SIMULATIONS.
+
+    Raises:
+        NoSplit: see there.
+    """
+    held = StageMemory(args, model)
+    stages, totals = args.pipeline_model_parallel_size, [own.total for own in times]
+    if schedule_of(args).chunks > 1:
+        unit = sum(totals) or 1.0
+        splits: Iterable[Ends] = pairs(
+            args.pipeline_schedule, tuple(round(own / unit, 4) for own in totals), stages, simulations
+        )
+    else:
+        splits = _cuts(totals, stages, held, limit)
+    least: float = float("inf")
+    for ends in splits:
+        size = held.largest(ends)
+        if limit is None or size <= limit:
+            return Choice(ends, size)
+        least = min(least, size)
+    assert limit is not None
+    raise NoSplit(args, limit, held.least() if schedule_of(args).chunks == 1 else int(least))
+
+
+def _cuts(times: Sequence[float], stages: int, held: "StageMemory", limit: int | None) -> Iterator[Ends]:
+    """The fastest split, then the fastest that fit the memory, each with more room than the one before."""
+    sums = list(accumulate(times, initial=0.0))
+
+    def time(part: int, start: int, end: int) -> float:
+        return sums[end] - sums[start]
+
+    for room in (None, 1.0, 0.98, 0.95, 0.9) if limit is not None else (None,):
+        bound = None if room is None else room * (limit or 0)
+        ends = cut(len(times), stages, time, lambda *where, bound=bound: bound is None or held.part(*where) <= bound)
+        if ends is not None:
+            yield ends
+
+
+@lru_cache(maxsize=256)
+def pairs(schedule: str, times: tuple[float, ...], stages: int, simulations: int = SIMULATIONS) -> list[Ends]:
+    """Splits for ranks that hold two parts, the fastest under the simulated schedule first.
+
+    The best of a few is improved by moving one layer as long as that helps.
+    """
+
+    @cache
+    def seconds(ends: Ends) -> float:
+        rows = list(zip((0, *ends), ends, strict=False))
+        on_ranks = [
+            [[BlockTime(own / 3, own * 2 / 3) for own in times[slice(*rows[part])]] for part in (rank, stages + rank)]
+            for rank in range(stages)
+        ]
+        made = table(schedule, stages, 2 * stages)
+        return period(made, simulate(made, stage_costs(on_ranks)))
+
+    ordered = sorted(set(cut_pairs(times, stages)), key=lambda ends: (seconds(ends), ends))
+    if not ordered:
+        return []
+    best, improved, left = ordered[0], True, simulations
+    while improved and left > 0:
+        near = list(_neighbors(best))
+        left -= len(near)
+        nearest = min(near, key=seconds, default=best)
+        improved = seconds(nearest) < seconds(best) * (1 - 1e-9)
+        best = nearest if improved else best
+    return [best, *(ends for ends in ordered if ends != best)]
+
+
+def _neighbors(ends: Ends) -> Iterator[Ends]:
+    """Splits with one layer moved from a part to another; the parts between them shift by one."""
+    sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    for source, target in permutations(range(len(sizes)), 2):
+        if sizes[source] > (2 if source == 0 else 1):
+            moved = list(sizes)
+            moved[source] -= 1
+            moved[target] += 1
+            yield tuple(accumulate(moved))
+
+
+@lru_cache(maxsize=256)
+def occupancy(schedule: str, stages: int, microbatches: int) -> SimulationResult:
+    """What a schedule keeps alive on each stage; it depends on the order of actions alone."""
+    few = min(microbatches, 3 * stages)
+    made = table(schedule, stages, few, batches=3)
+    return simulate(made, StageCosts(1.0, 2.0))
+
+
+class StageMemory:
+    """Bytes of a part of the row of blocks on a rank of a stage."""
+
+    def __init__(self, args: argparse.Namespace, model: Sequence[Block]) -> None:
+        self._args, self._model = args, on_stages(args, model)
+        microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+        self._simulated = occupancy(args.pipeline_schedule, args.pipeline_model_parallel_size, max(1, microbatches))
+        self._activations = ActivationModel.of(args, model)
+        self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
+        kept = (self._activations.in_flight(chunk) for chunk in self._chunks)
+        self._kept = list(accumulate(kept, initial=0))
+        last = len(model) - 1
+        self._working = [self._activations.working(chunk, i == last) for i, chunk in enumerate(self._chunks)]
+        self._fixed: dict[tuple[int, int], list[float]] = {}
+
+    def part(self, stage: int, start: int, end: int) -> float:
+        """Bytes of blocks [start, end) as the only chunk of a stage; sharded states are spread evenly."""
+        key = self._simulated.weight_versions[stage][0], memory.chunk_delays(self._args, stage)[0]
+        if key not in self._fixed:
+            sizes = (sum(memory.fixed(self._args, own.parameters, *key).values()) for own in self._chunks)
+            self._fixed[key] = list(accumulate(sizes, initial=0.0))
+        fixed, live = self._fixed[key], self._simulated.live_activations[stage]
+        return fixed[end] - fixed[start] + live * (self._kept[end] - self._kept[start]) + max(self._working[start:end])
+
+    def largest(self, ends: Ends) -> int:
+        """Bytes of the fullest rank of a split."""
+        stages, rows = self._args.pipeline_model_parallel_size, list(zip((0, *ends), ends, strict=False))
+
+        def held(stage: int) -> int:
+            chunks = tuple(self._chunk(*row) for row in rows[stage::stages])
+            sizes = memory.stage_bytes(self._args, Stage(chunks), stage, self._simulated, self._activations)
+            return sum(sizes.values())
+
+        return max(map(held, range(stages)))
+
+    def least(self) -> int:
+        """Bytes of the fullest stage in the split that needs the least."""
+        ends = cut(len(self._model), self._args.pipeline_model_parallel_size, self.part)
+        return 0 if ends is None else self.largest(ends)
+
+    def _chunk(self, start: int, end: int) -> Chunk:
+        layers = tuple(number - 1 for number in range(start, end) if 0 < number < len(self._model) - 1)
+        return Chunk(layers, tuple(own for block in self._model[start:end] for own in block.parameters))
+
+
+def would_fit(args: argparse.Namespace, model: Sequence[Block], limit: int) -> str:
+    """Changes of a run that does not fit after which it would."""
+    changes: dict[str, dict[str, Any]] = {
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": {
+            "recompute_granularity": "full"
+        },
+        "--use-distributed-optimizer": {"use_distributed_optimizer": True},
+    }
+    fitting = []
+    for words, change in changes.items():
+        if schedule_of(args).chunks == 1 and any(getattr(args, name) != value for name, value in change.items()):
+            least = StageMemory(variant(args, **change), model).least()
+            if least <= limit:
+                fitting.append(f"{words} ({least / 2**30:.1f} GiB)")
+    if fitting:
+        return f"Would fit: {'; '.join(fitting)}"
+    return "Use more stages or tensor-parallel ranks, smaller micro-batches, or larger devices"

@@ -1,0 +1,147 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Time of every block of a model for one micro-batch on a device, and of what stages exchange: estimates from FLOPs,
+bytes and launches."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_async.planning.devices import Device
+from megatron_async.planning.parameters import Block, Parameter, on_stages
+from megatron_async.planning.resolve import keeps_scores
+
+LAUNCHES = {"layer": 30, "experts": 60, "linear_attention": 30, "end": 10}
+"""Kernel launches of a forward, assumed: of any layer, and what experts and linear attention add; of embedding or head.
+A backward has twice as many."""
+_SUBLAYERS = (
+    ("embedding",),
+    ("attention", "linear_attention", "mamba"),
+    ("feed_forward", "experts", "shared_expert"),
+    ("head",),
+)
+"""Kinds of parameters whose sublayer ends with one collective of tensor parallelism."""
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTime:
+    """Seconds of one micro-batch on the device, and of the host's launches.
+
+    Attributes:
+        forward, backward: on the device, with collectives of tensor and expert parallelism; the backward recomputes.
+        launches: of the host, forward and backward together.
+    """
+
+    forward: float
+    backward: float
+    launches: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Seconds beside the compute: an activation between two stages, and the reductions and steps of a batch."""
+
+    transfer: float
+    reduction: float
+    update: float
+
+
+class CostModel:
+    """Costs of a run's arguments on a device."""
+
+    def __init__(self, args: argparse.Namespace, device: Device) -> None:
+        self._args, self._device = args, device
+        self._width = 2 if args.bf16 or args.fp16 else _FP32
+        self._tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
+
+    def flops(self, model: Sequence[Block]) -> list[float]:
+        """Forward FLOPs of each block for one micro-batch on one rank."""
+        args, tied = self._args, [own for own in model[0].parameters if "word_embeddings" in own.name]
+        found = []
+        for number, block in enumerate(model):
+            matrices = sum(map(self._multiplied, block.parameters))
+            if number == len(model) - 1 and not args.untie_embeddings_and_output_weights:
+                matrices += sum(math.prod(own.shape) for own in tied)
+            layer = 0 < number < len(model) - 1
+            found.append(self._tokens * (2 * matrices + (self._attention(block) if layer else 0)))
+        return found
+
+    def blocks(self, model: Sequence[Block]) -> list[BlockTime]:
+        """Time of each block of `parameters.blocks`."""
+        speed = self._device.speed("bf16" if self._width == 2 else "fp32")
+        recomputes = self._args.recompute_granularity == "full"
+        found = []
+        for number, (block, flops) in enumerate(zip(model, self.flops(model), strict=True)):
+            layer = 0 < number < len(model) - 1
+            collectives, launches = self.collectives(block), self._launches(block, layer)
+            forward = flops / speed + collectives
+            again = recomputes and layer
+            backward = 2 * flops / speed + collectives + (forward if again else 0.0)
+            found.append(BlockTime(forward, backward, (4 if again else 3) * launches * self._device.launch_seconds))
+        return found
+
+    def exchange(self, model: Sequence[Block]) -> Exchange:
+        """What stages exchange; gradients and states are spread over the stages evenly."""
+        args, device = self._args, self._device
+        stages = args.pipeline_model_parallel_size
+        shard = args.tensor_model_parallel_size if args.sequence_parallel else 1
+        message = self._tokens * args.hidden_size * self._width / shard
+        replicas = args.data_parallel_size * args.context_parallel_size
+        span = replicas * args.tensor_model_parallel_size
+        experts = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1)
+        sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
+        reduction = update = 0.0
+        for block in on_stages(args, model):
+            for own in block.parameters:
+                ranks = max(1, span // experts) if own.is_expert else replicas
+                size = own.local * (_FP32 + (self._width if sharded else _FP32)) / stages
+                reduction += size * (ranks - 1) / ranks / device.bandwidth(span)
+                # Gradient, weight and about two buffers are read, all but the gradient written.
+                update += 7 * _FP32 * own.local / stages / (ranks if sharded else 1) / device.memory_bandwidth
+        transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
+        return Exchange(transfer, reduction, update)
+
+    def _multiplied(self, parameter: Parameter) -> float:
+        """Numbers of a parameter that a token is multiplied with on this rank."""
+        if parameter.kind == "embedding":
+            return 0.0
+        if parameter.is_expert:
+            return self._args.moe_router_topk * math.prod(parameter.shape)
+        return parameter.local
+
+    def _attention(self, layer: Block) -> float:
+        """FLOPs for a token beside the weights: scores and values, the delta rule, or Mamba's scan."""
+        args, parts = self._args, self._args.tensor_model_parallel_size
+        if layer.has("linear_attention"):
+            return 8 * args.linear_num_value_heads * args.linear_value_head_dim**2 / parts
+        if layer.has("mamba"):
+            inner = (args.mamba_num_heads or 2 * args.hidden_size // args.mamba_head_dim) * args.mamba_head_dim
+            return 7 * inner * args.mamba_state_dim / parts
+        if not layer.has("attention"):
+            return 0.0
+        whole = 2 if keeps_scores(args) else 1  # flash attention leaves the masked half out
+        return 2 * whole * args.seq_length * args.num_attention_heads * args.kv_channels / parts
+
+    def collectives(self, block: Block) -> float:
+        """Seconds of the collectives of one pass through a block."""
+        args, device = self._args, self._device
+        tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size
+        message = self._tokens * args.hidden_size * self._width
+        sublayers = sum(any(map(block.has, kinds)) for kinds in _SUBLAYERS)
+        seconds = sublayers * 2 * message * (tensor - 1) / tensor / device.bandwidth(tensor)
+        if block.has("experts"):
+            sent = 2 * args.moe_router_topk * message / (tensor if args.sequence_parallel else 1)
+            near = min(experts, max(1, device.devices_per_node // tensor))
+            # Both kinds of links work at once.
+            inside, between = (near - 1) / device.bandwidth_inside, (experts - near) / device.bandwidth_between
+            seconds += sent / experts * max(inside, between)
+        return seconds
+
+    def _launches(self, block: Block, layer: bool) -> int:
+        kinds = [kind for kind in ("experts", "linear_attention") if block.has(kind)]
+        return LAUNCHES["layer" if layer else "end"] + sum(LAUNCHES[kind] for kind in kinds)

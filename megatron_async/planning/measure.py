@@ -1,0 +1,202 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Times of each kind of layer on the real device, for `--pipeline-balance measured`, and a device's own description."""
+
+import argparse
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import mpu
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+
+from megatron_async.mcore.model import build_model
+from megatron_async.mcore.parallel import device, pretend_rank
+from megatron_async.mcore.rng import fork_rng
+from megatron_async.models import gpt
+from megatron_async.planning import balance, devices
+from megatron_async.planning.costs import BlockTime, CostModel
+from megatron_async.planning.devices import Device
+from megatron_async.planning.parameters import Block, blocks
+
+SECONDS = 3.0
+_LEAST_ROUNDS = 5
+
+Kind = tuple[bool, bool]
+"""Whether a layer has experts and linear attention: layers of one kind take the same time."""
+
+
+def kind_of(block: Block) -> Kind:
+    """The kind of a layer."""
+    return block.has("experts"), block.has("linear_attention")
+
+
+def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[BlockTime]:
+    """Time every block of the model of checked arguments on this rank's device; collectives are estimated.
+
+    The layers of a short model are timed one by one; embedding and head by the rest of the whole model's time. Must not
+    be called where torch.distributed is in use.
+    """
+    model = blocks(args)
+    layers = list(map(kind_of, model[1:-1]))
+    length = max(layers.index(kind) for kind in set(layers)) + 1
+    short = copy.copy(args)
+    short.num_layers, short.recompute_granularity = length, None
+    short.pipeline_model_parallel_size, short.virtual_pipeline_model_parallel_size = 1, None
+    short.pipeline_model_parallel_layout = None
+    if isinstance(args.moe_layer_freq, list):
+        short.moe_layer_freq = args.moe_layer_freq[:length]
+    tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size
+    short.world_size = math.lcm(tensor, experts * (args.expert_tensor_parallel_size or 1))
+    if args.device == "cuda":
+        torch.cuda.set_device(args.local_rank)
+    with fork_rng():
+        pretend_rank(short, 0)
+        try:
+            ends, by_kind = _measure(short, layers[:length], seconds)
+        finally:
+            destroy_moe_metrics_tracker()
+            mpu.destroy_model_parallel()
+            dist.destroy_process_group()
+    estimated, recomputes = CostModel(args, devices.find(args.plan_device)), args.recompute_granularity == "full"
+    found = []
+    for number, own in enumerate([ends[0], *(by_kind[kind] for kind in layers), ends[1]]):
+        layer = 0 < number < len(model) - 1
+        collectives = estimated.collectives(model[number])
+        forward = own[0] + collectives
+        found.append(BlockTime(forward, own[1] + collectives + (forward if recomputes and layer else 0.0)))
+    return found
+
+
+def _measure(
+    args: argparse.Namespace, kinds: Sequence[Kind], seconds: float
+) -> tuple[tuple[tuple[float, float], tuple[float, float]], dict[Kind, tuple[float, float]]]:
+    """Medians of forward and backward: of embedding and head, and of each kind of layer."""
+    config = gpt.model_config(args)
+    config.transformer.gradient_accumulation_fusion = False  # needs the gradient buffers of a run
+    model: Any = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None).to(device())
+    if args.bf16 or args.fp16:
+        model = model.bfloat16()
+    shape = args.micro_batch_size, args.seq_length
+    tokens = torch.randint(0, args.vocab_size or args.padded_vocab_size, shape, device=device())
+    positions = torch.arange(args.seq_length, device=device()).expand(shape)
+
+    def whole() -> Any:
+        return model(tokens, positions, None, labels=tokens)
+
+    parts: dict[Any, Any] = {kind: model.decoder.layers[kinds.index(kind)] for kind in set(kinds)}
+    parts["embedding"] = model.embedding
+    inputs: dict[Any, tuple[Any, Any]] = {}
+    hooks = [
+        module.register_forward_pre_hook(_record(inputs, name), with_kwargs=True) for name, module in parts.items()
+    ]
+    whole()
+    for hook in hooks:
+        hook.remove()
+    calls = {"whole": whole} | {name: _replayed(module, *inputs[name]) for name, module in parts.items()}
+    times: dict[Any, list[tuple[float, float]]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < _LEAST_ROUNDS + 1 or time.perf_counter() < end:
+        for name, call in calls.items():
+            spent = _time(call)
+            if rounds:  # the first round allocates and compiles
+                times[name].append(spent)
+        model.zero_grad(set_to_none=True)
+        rounds += 1
+    medians = {name: tuple(statistics.median(own) for own in zip(*rows, strict=True)) for name, rows in times.items()}
+    known = [medians["embedding"], *(medians[kind] for kind in kinds)]
+    head = tuple(max(0.0, medians["whole"][i] - sum(own[i] for own in known)) for i in range(2))
+    return (medians["embedding"], head), {kind: medians[kind] for kind in set(kinds)}  # type: ignore[return-value]
+
+
+def _record(inputs: dict[Any, tuple[Any, Any]], name: Any) -> Callable[..., None]:
+    def hook(module: Any, args: Any, kwargs: Any) -> None:
+        inputs[name] = args, kwargs
+
+    return hook
+
+
+def _replayed(module: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
+    """A call of a module with recorded inputs, whose backward ends at them."""
+
+    def fresh(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad
+        return value.detach().requires_grad_() if floating else value
+
+    def call() -> Any:
+        output = module(*map(fresh, args), **{key: fresh(value) for key, value in kwargs.items()})
+        return output[0] if isinstance(output, tuple) else output
+
+    return call
+
+
+def _time(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of the forward and of the backward of a call."""
+    start = _now()
+    output = call()
+    middle = _now()
+    output.backward(torch.ones_like(output))
+    return middle - start, _now() - middle
+
+
+def _now() -> float:
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Measured:
+    """Times of a run's blocks on this rank, taken before its process groups exist."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        known = balance.with_vocabulary(args)
+        self._args, self._model, self._times = args, blocks(known), block_times(known)
+
+    def settle(self) -> None:
+        """Split the layers by the mean over all ranks, so that every rank chooses the same split. Collective."""
+        values = torch.tensor([[own.forward, own.backward] for own in self._times], dtype=torch.float64).to(device())
+        dist.all_reduce(values)
+        times = [BlockTime(*row) for row in (values / dist.get_world_size()).tolist()]
+        balance.settle(self._args, devices.find(self._args.plan_device), self._model, times)
+
+
+def device_of_this_machine(name: str) -> Device:
+    """This machine's device: matrices, copies and memory are measured, links and launches those of a known device."""
+    on_gpu = device().type == "cuda"
+    known = devices.find(devices.DEFAULT if on_gpu else "cpu")
+    size = 8192 if on_gpu else 1024
+    speeds = {}
+    for precision, dtype in {"bf16": torch.bfloat16, "fp32": torch.float32}.items():
+        left, right = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
+        speeds[precision] = 2 * size**3 / _fastest(partial(torch.matmul, left, right))
+    source = torch.randn(1 << 26, device=device())
+    copied = 8 * source.numel() / _fastest(source.clone)
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30 if on_gpu else known.memory_gib
+    what = torch.cuda.get_device_name(0) if on_gpu else f"CPU with {torch.get_num_threads()} thread(s)"
+    return replace(
+        known,
+        name=name,
+        description=what,
+        source=f"products of {size} x {size} matrices and copies, measured; links and launches of {known.name}",
+        efficiency_source=f"that of {known.name}",
+        flops=speeds,
+        memory_gib=memory,
+        memory_bandwidth=copied,
+    )
+
+
+def _fastest(call: Callable[[], Any], rounds: int = 5) -> float:
+    best = math.inf
+    for _ in range(rounds):
+        start = _now()
+        call()
+        best = min(best, _now() - start)
+    return best

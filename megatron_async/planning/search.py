@@ -1,0 +1,188 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Every sensible layout of a run on a number of devices, with balanced stages, the fastest first."""
+
+import argparse
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from megatron_async.planning.balance import Choice, NoSplit, choose, variant
+from megatron_async.planning.costs import BlockTime, CostModel, Exchange
+from megatron_async.planning.devices import Device
+from megatron_async.planning.parameters import Block, blocks, distributed
+from megatron_async.planning.resolve import pad_vocabulary
+from megatron_async.planning.timing import BatchTime, batch_time
+from megatron_async.schedules import SCHEDULES, ScheduleDefinition
+
+RECOMPUTE = ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1").split()
+SIMULATED = 8
+"""Layouts of each schedule that are simulated, after all were ordered by a formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan chooses. `data` follows from the number of devices."""
+
+    schedule: str
+    pipeline: int
+    tensor: int
+    expert: int
+    data: int
+    micro_batch: int
+    recompute: bool
+
+    def words(self, split: str) -> list[str]:
+        """Its options on the command line."""
+        words = ["--pipeline-schedule", self.schedule, "--micro-batch-size", str(self.micro_batch)]
+        words += ["--pipeline-model-parallel-size", str(self.pipeline)]
+        words += ["--tensor-model-parallel-size", str(self.tensor), *(["--sequence-parallel"] * (self.tensor > 1))]
+        words += ["--expert-model-parallel-size", str(self.expert)] if self.expert > 1 else []
+        words += ["--pipeline-model-parallel-layout", split] if self.pipeline > 1 else []
+        return words + (RECOMPUTE if self.recompute else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A layout with its balanced split, the bytes of the fullest device, and its time."""
+
+    devices: int
+    layout: Layout
+    split: str
+    bytes: int
+    time: BatchTime
+
+    @property
+    def order(self) -> float:
+        return self.time.seconds
+
+
+class Search:
+    """Layouts of a run.
+
+    Args:
+        base: checked arguments of the run in one process; `staleness_correction` is that of delayed schedules.
+        device: that is planned for.
+        micro_batches: micro-batch sizes to try.
+        recompute: whether to recompute layers: values to try.
+    """
+
+    def __init__(
+        self, base: argparse.Namespace, device: Device, micro_batches: Sequence[int], recompute: Sequence[bool]
+    ) -> None:
+        self._base, self._device = base, device
+        self._micro_batches, self._recompute = micro_batches, recompute
+        self._models: dict[tuple[int, int], list[Block]] = {}
+        self.nearest: tuple[int, Layout] | None = None
+
+    def best(self, devices: int, schedules: Sequence[str], tensor: Sequence[int], pipeline: int) -> list[Outcome]:
+        """Layouts that fit the memory, the fastest first; `nearest` is the one that needs least if none does."""
+        found: list[Outcome] = []
+        for schedule in schedules:
+            ordered = heapq.nsmallest(
+                8 * SIMULATED,
+                ((self._bound(layout), layout) for layout in self._layouts(devices, schedule, tensor, pipeline)),
+                key=lambda entry: entry[0],
+            )
+            fitting = 0
+            for _, layout in ordered:
+                if fitting < SIMULATED and (outcome := self._outcome(devices, layout)) is not None:
+                    found.append(outcome)
+                    fitting += 1
+        return sorted(found, key=lambda outcome: outcome.order)
+
+    def nearest_text(self) -> str:
+        """Which layout comes nearest to fitting."""
+        if self.nearest is None:
+            return "No layout divides the devices and the batch: change --global-batch-size or --devices."
+        least, layout = self.nearest
+        return f"The least is {least / 2**30:.1f} GiB: {layout}."
+
+    def _layouts(self, devices: int, schedule: str, tensors: Sequence[int], largest: int) -> Iterator[Layout]:
+        base, definition = self._base, SCHEDULES[schedule]
+        experts = [own for own in _divisors(base.num_experts or 1) if own & (own - 1) == 0]
+        pipelines = [own for own in _divisors(devices) if own <= min(largest, base.num_layers + 1)]
+        for tensor, pipeline in itertools.product(tensors, pipelines):
+            if devices % (tensor * pipeline) or (pipeline == 1 and definition.delayed) or not self._divides(tensor):
+                continue
+            if pipeline * definition.chunks > base.num_layers + 1:
+                continue
+            data = devices // (tensor * pipeline)
+            for expert, micro, recompute in itertools.product(experts, self._micro_batches, self._recompute):
+                microbatches, rest = divmod(base.global_batch_size, micro * data)
+                if data % expert == 0 and rest == 0 and microbatches >= definition.least_microbatches(pipeline):
+                    yield Layout(schedule, pipeline, tensor, expert, data, micro, recompute)
+
+    def _divides(self, tensor: int) -> bool:
+        base = self._base
+        heads = [base.num_attention_heads, base.num_query_groups or base.num_attention_heads, base.hidden_size]
+        if base.experimental_attention_variant is not None:
+            heads += [base.linear_num_key_heads, base.linear_num_value_heads]
+        return all(number % tensor == 0 for number in heads)
+
+    def arguments(self, devices: int, layout: Layout) -> argparse.Namespace:
+        """The run's arguments with a layout."""
+        definition: ScheduleDefinition = SCHEDULES[layout.schedule]
+        args = variant(
+            self._base,
+            world_size=devices,
+            tensor_model_parallel_size=layout.tensor,
+            sequence_parallel=layout.tensor > 1,
+            expert_tensor_parallel_size=layout.tensor,
+            tensor_parallel_num_weight_shards=None,
+            expert_tensor_parallel_num_weight_shards=None,
+            pipeline_model_parallel_size=layout.pipeline,
+            expert_model_parallel_size=layout.expert,
+            data_parallel_size=layout.data,
+            micro_batch_size=layout.micro_batch,
+            pipeline_schedule=layout.schedule,
+            recompute_granularity="full" if layout.recompute else self._base.recompute_granularity,
+            staleness_correction=self._base.staleness_correction if definition.delayed else "none",
+            padded_vocab_size=None,
+        )
+        pad_vocabulary(args)
+        return args
+
+    def _model(self, args: argparse.Namespace) -> list[Block]:
+        tensor, expert = args.tensor_model_parallel_size, args.expert_model_parallel_size
+        if (tensor, 0) not in self._models:
+            self._models[tensor, 0] = blocks(args)
+        if (tensor, expert) not in self._models:
+            self._models[tensor, expert] = distributed(self._models[tensor, 0], args.num_experts or 1, expert)
+        return self._models[tensor, expert]
+
+    def _costs(self, args: argparse.Namespace) -> tuple[list[BlockTime], Exchange]:
+        costs, model = CostModel(args, self._device), self._model(args)
+        return costs.blocks(model), costs.exchange(model)
+
+    def _bound(self, layout: Layout) -> float:
+        """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
+        args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
+        times, exchange = self._costs(args)
+        definition = SCHEDULES[layout.schedule]
+        slowest = max(sum(own.total for own in times) / layout.pipeline, *(own.total for own in times))
+        slots = self._base.global_batch_size // (layout.micro_batch * layout.data)
+        if not definition.delayed:
+            filled = (slots + layout.pipeline - 1) * (slowest + 2 * exchange.transfer)
+            return filled + exchange.reduction + exchange.update
+        return slots * slowest + exchange.update
+
+    def _outcome(self, devices: int, layout: Layout) -> Outcome | None:
+        args = self.arguments(devices, layout)
+        model = self._model(args)
+        times, exchange = self._costs(args)
+        try:
+            chosen: Choice = choose(args, model, times, self._device.memory_bytes, simulations=0)
+        except NoSplit as problem:
+            if self.nearest is None or problem.least < self.nearest[0]:
+                self.nearest = problem.least, layout
+            return None
+        rows = list(zip((0, *chosen.ends), chosen.ends, strict=False))
+        parts = [[times[slice(*row)] for row in rows[stage :: layout.pipeline]] for stage in range(layout.pipeline)]
+        microbatches = args.global_batch_size // (layout.micro_batch * layout.data)
+        time = batch_time(layout.schedule, parts, microbatches, exchange)
+        return Outcome(devices, layout, chosen.layout, chosen.bytes, time)
+
+
+def _divisors(number: int) -> list[int]:
+    return [own for own in range(1, number + 1) if number % own == 0]

@@ -1,0 +1,139 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Cut a row of blocks into stages so that the slowest is fastest: exact dynamic programs, the standard library alone.
+
+The row is the embedding, every layer, and the head with the loss. A part is a slice of it. The first part has a layer
+beside the embedding, no part is empty, the last one may be the head alone.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+Cost = Callable[[int, int, int], float]
+"""Cost of blocks [start, end) as a part: (part, start, end) -> cost; it grows with every block."""
+Fits = Callable[[int, int, int], bool]
+"""Whether blocks [start, end) fit as a part; part of one that fits fits too."""
+Ends = tuple[int, ...]
+"""End of each part."""
+
+_NEARLY = 1 + 1e-9
+_MIDDLES = 8
+
+
+def cut(blocks: int, parts: int, cost: Cost, fits: Fits = lambda part, start, end: True) -> Ends | None:
+    """The split whose most expensive part is cheapest and, among equal ones, whose parts differ least.
+
+    Returns:
+        None where no split fits.
+    """
+    least, _ = _program(blocks, parts, cost, fits, max, math.inf)
+    if least == math.inf:
+        return None
+    _, ends = _program(blocks, parts, cost, fits, lambda before, own: before + own * own, least * _NEARLY)
+    return ends
+
+
+def _program(
+    blocks: int, parts: int, cost: Cost, fits: Fits, combine: Callable[[float, float], float], limit: float
+) -> tuple[float, Ends]:
+    """Least combined cost of all parts, none above the limit, and the split that has it."""
+    best = [0.0, *[math.inf] * blocks]
+    choices: list[list[int]] = []
+    for part in range(parts):
+        now, chosen = [math.inf] * (blocks + 1), [0] * (blocks + 1)
+        first = 2 if part == 0 and blocks > 1 else part + 1
+        for end in range(first, blocks - (parts - 1 - part) + 1):
+            for start in range(end - 1 if part else 0, part - 1, -1):
+                own = cost(part, start, end)
+                if own > limit or combine(0.0, own) >= now[end] or not fits(part, start, end):
+                    break
+                if (value := combine(best[start], own)) < now[end]:
+                    now[end], chosen[end] = value, start
+                if part == 0:
+                    break
+        best = now
+        choices.append(chosen)
+    ends = [blocks]
+    for chosen in reversed(choices[1:]):
+        ends.append(chosen[ends[-1]])
+    return best[blocks], tuple(reversed(ends))
+
+
+def cut_pairs(times: Sequence[float], stages: int) -> Iterator[Ends]:
+    """Splits into 2 x stages parts for ranks that hold parts i and stages + i. Only a simulation can weigh them.
+
+    For each place of the middle near half of the time: the split whose slowest rank is fastest, and the one whose
+    halves are each as even as can be.
+    """
+    sums = list(accumulate(times, initial=0.0))
+    middles = range(stages + 1, len(times) - stages + 1)
+    for middle in sorted(middles, key=lambda place: abs(2 * sums[place] - sums[-1]))[:_MIDDLES]:
+        if (ends := _best_pairs(sums, stages, middle)) is not None:
+            yield ends
+        first = cut(middle, stages, lambda part, start, end: sums[end] - sums[start])
+        second = cut(len(times) - middle + 1, stages, _behind(sums, middle))
+        if first is not None and second is not None:
+            yield (*first, *(middle + end - 1 for end in second))
+
+
+def _behind(sums: Sequence[float], middle: int) -> Cost:
+    """Cost of the blocks behind the middle; `cut` gives its first part two blocks, so the first one is free."""
+    return lambda part, start, end: sums[middle + end - 1] - sums[middle + max(0, start - 1)]
+
+
+def _best_pairs(sums: Sequence[float], stages: int, middle: int) -> Ends | None:
+    low, high = sums[-1] / stages, sums[-1]
+    best = _pairs(sums, stages, middle, high)
+    while best is not None and high - low > 1e-4 * low:
+        limit = (low + high) / 2
+        found = _pairs(sums, stages, middle, limit)
+        if found is None:
+            low = limit
+        else:
+            best, high = found, limit
+    return best
+
+
+def _pairs(sums: Sequence[float], stages: int, middle: int, limit: float) -> Ends | None:
+    """A split with no rank above the limit, if there is one."""
+    blocks, bound = len(sums) - 1, limit * _NEARLY
+    # For every rank: end of its part in the first half -> ends that its part in the second half can have.
+    reached: list[dict[int, set[int]]] = [{0: {middle}}]
+    for rank in range(stages):
+        left = stages - 1 - rank
+        now: dict[int, set[int]] = {}
+        for start, others in reached[-1].items():
+            for end in range(start + (2 if rank == 0 else 1), middle - left + 1):
+                rest = bound - (sums[end] - sums[start])
+                if rest <= 0:
+                    break
+                for other in others:
+                    far = min(bisect_right(sums, sums[other] + rest) - 1, blocks - left)
+                    now.setdefault(end, set()).update(range(other + 1, far + 1))
+        reached.append(now)
+    if blocks not in reached[-1].get(middle, ()):
+        return None
+    ends, row = (middle, blocks), [(middle, blocks)]
+    for before in reversed(reached[1:-1]):
+        ends = next(
+            (start, other)
+            for start, others in before.items()
+            for other in others
+            if start < ends[0]
+            and other < ends[1]
+            and sums[ends[0]] - sums[start] + sums[ends[1]] - sums[other] <= bound
+        )
+        row.append(ends)
+    return (*(first for first, _ in reversed(row)), *(second for _, second in reversed(row)))
+
+
+def layout(ends: Ends) -> str:
+    """A split as `--pipeline-model-parallel-layout`: Et*8|t*8|t*8|L."""
+    start, words = 0, []
+    for end in ends:
+        layers = end - start - (start == 0) - (end == ends[-1])
+        middle = "" if layers == 0 else "t" if layers == 1 else f"t*{layers}"
+        words.append(("E" if start == 0 else "") + middle + ("L" if end == ends[-1] else ""))
+        start = end
+    return "|".join(words)

@@ -1,0 +1,109 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Time of a batch from the simulator, and what keeps ranks idle, by cause."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megatron_async.planning.costs import BlockTime, Exchange
+from megatron_async.schedules import SCHEDULES, Schedule, SimulationResult, StageCosts, make_schedule, simulate
+
+CAUSES = ("imbalance", "schedule", "transfers", "host", "update")
+BATCHES = 5
+"""Enough for a steady state between filling and draining the pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """Seconds of a batch.
+
+    Attributes:
+        seconds: of the batch.
+        compute: of the mean rank.
+        idle: seconds added by each of CAUSES, one after the other.
+    """
+
+    seconds: float
+    compute: float
+    idle: dict[str, float]
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the batch's time."""
+        return 1.0 - self.compute / self.seconds if self.seconds else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """Idle share if every rank waited for the slowest one alone."""
+        slowest = self.compute + self.idle["imbalance"]
+        return self.idle["imbalance"] / slowest if slowest else 0.0
+
+
+def stage_costs(parts: Sequence[Sequence[Sequence[BlockTime]]], *, host: bool = False) -> list[StageCosts]:
+    """Costs of each rank from the blocks of its chunks; `host`: a pass takes at least the time of its launches."""
+    found = []
+    for chunks in parts:
+        blocks = [block for chunk in chunks for block in chunk]
+        forward, backward = sum(block.forward for block in blocks), sum(block.backward for block in blocks)
+        factor = max(1.0, sum(block.launches for block in blocks) / (forward + backward or 1.0)) if host else 1.0
+        totals = [sum(block.total for block in chunk) for chunk in chunks]
+        whole = sum(totals)
+        shares = tuple(total / whole for total in totals) if len(chunks) > 1 and whole else ()
+        found.append(StageCosts(forward * factor, backward * factor, shares=shares))
+    return found
+
+
+def batch_time(
+    name: str, parts: Sequence[Sequence[Sequence[BlockTime]]], microbatches: int, exchange: Exchange
+) -> BatchTime:
+    """Time of a batch under the schedule `name`.
+
+    Args:
+        parts: for each rank and chunk the times of its blocks.
+        microbatches: per batch and pipeline.
+    """
+    costs = stage_costs(parts)
+    totals = [own.forward + own.backward for own in costs]
+    mean, slowest = sum(totals) / len(totals), max(totals)
+    hosted = stage_costs(parts, host=True)
+    stepped = [StageCosts(own.forward, own.backward, exchange.update, own.shares) for own in hosted]
+    bounds = [microbatches * mean, microbatches * slowest]
+    simulated = [
+        _seconds(name, tuple(costs), microbatches, 0.0, 0.0),
+        _seconds(name, tuple(costs), microbatches, exchange.transfer, 0.0),
+        _seconds(name, tuple(hosted), microbatches, exchange.transfer, 0.0),
+        _seconds(name, tuple(stepped), microbatches, exchange.transfer, exchange.reduction),
+    ]
+    times = [*bounds, *simulated]
+    idle = {cause: max(0.0, times[i + 1] - times[i]) for i, cause in enumerate(CAUSES)}
+    return BatchTime(bounds[0] + sum(idle.values()), bounds[0], idle)
+
+
+def _seconds(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float, reduction: float) -> float:
+    """Seconds of a batch; one of many micro-batches from two smaller ones, since each further one adds the same."""
+    stages = len(costs)
+    small, large = 2 * stages, 3 * stages
+    if microbatches <= large:
+        return _period(name, costs, microbatches, transfer, reduction)
+    first, second = (_period(name, costs, number, transfer, reduction) for number in (small, large))
+    return second + (microbatches - large) * (second - first) / (large - small)
+
+
+@lru_cache(maxsize=4096)
+def _period(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float, reduction: float) -> float:
+    schedule = table(name, len(costs), microbatches)
+    return period(schedule, simulate(schedule, costs, transfer=transfer, reduction=reduction))
+
+
+@lru_cache(maxsize=256)
+def table(name: str, stages: int, microbatches: int, batches: int = BATCHES) -> Schedule:
+    """A few batches of a schedule."""
+    return make_schedule(name, stages, microbatches, batches * (stages if SCHEDULES[name].update_per_microbatch else 1))
+
+
+def period(schedule: Schedule, simulated: SimulationResult) -> float:
+    """Time of a batch: synchronous schedules fill and drain in each; the others go at the pace of the slowest rank."""
+    if not SCHEDULES[schedule.name].delayed:
+        return simulated.makespan / schedule.batches
+    slowest = max(range(schedule.stages), key=lambda rank: simulated.busy[rank])
+    return simulated.busy[slowest] / schedule.batches / simulated.steady_busy_share[slowest]

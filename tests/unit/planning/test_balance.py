@@ -1,0 +1,167 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""`--pipeline-balance` and `--plan-device`: where they apply, what they choose, what they refuse."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron_async.config import arguments  # noqa: E402
+from megatron_async.mcore.training import num_floating_point_operations  # noqa: E402
+from megatron_async.planning import balance, devices  # noqa: E402
+from megatron_async.planning.costs import CostModel  # noqa: E402
+from megatron_async.planning.estimate import plan  # noqa: E402
+from megatron_async.planning.parameters import blocks  # noqa: E402
+from megatron_async.planning.timing import CAUSES  # noqa: E402
+
+H100 = devices.find("h100")
+HYBRID = (
+    "--model moe-10b-hybrid --bf16 --pipeline-schedule 2bw --optimizer muon --staleness-correction error-feedback "
+    "--micro-batch-size 1 --global-batch-size 512 --expert-model-parallel-size 8 --use-distributed-optimizer "
+)
+RECOMPUTED = f"{HYBRID} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    def parse(words: str, devices_of_job: int = 2, device: str = "h100"):
+        monkeypatch.setenv("WORLD_SIZE", str(devices_of_job))
+        return arguments.parse(["--device", "cpu", "--plan-device", device, *words.split(), "--dry-run"])
+
+    return parse
+
+
+def problems(parsed, words: str) -> str:
+    with pytest.raises(arguments.ArgumentProblems) as found:
+        parsed(words)
+    return str(found.value)
+
+
+TINY = "--model tiny --micro-batch-size 1 --global-batch-size 8 --pipeline-model-parallel-size 2"
+
+
+def test_delayed_runs_on_gpus_are_balanced_unless_a_split_is_given(parsed):
+    chosen = parsed(f"{TINY} --pipeline-schedule 2bw")
+    assert (chosen.pipeline_balance, chosen.pipeline_model_parallel_layout) == ("auto", "Et*5|t*3L")
+    for words, device, kept in [
+        ("--pipeline-schedule 1f1b", "h100", "even"),
+        ("--pipeline-schedule 2bw", "cpu", "even"),
+        ("--pipeline-schedule 2bw --pipeline-balance even", "h100", "even"),
+        ("--pipeline-schedule 2bw --decoder-first-pipeline-num-layers 3", "h100", "given"),
+    ]:
+        args = parsed(f"{TINY} {words}", device=device)
+        assert (args.pipeline_balance, args.pipeline_model_parallel_layout) == (kept, None)
+    args = parsed(f"{TINY} --pipeline-schedule 1f1b --pipeline-balance auto")
+    assert args.pipeline_model_parallel_layout == "Et*5|t*3L"
+    assert args._resolved["pipeline_model_parallel_layout"] == "Et*5|t*3L"
+
+
+def test_layers_that_do_not_divide_are_split(parsed):
+    assert parsed(f"{TINY} --num-layers 7 --pipeline-schedule 2bw").pipeline_model_parallel_layout == "Et*5|t*2L"
+    assert "cannot be split evenly" in problems(parsed, f"{TINY} --num-layers 7 --pipeline-schedule 1f1b")
+
+
+def test_contradictions_are_refused(parsed):
+    text = problems(
+        parsed, f"{TINY} --pipeline-schedule 2bw --pipeline-balance auto --decoder-first-pipeline-num-layers 3"
+    )
+    assert "--pipeline-balance auto with --decoder-first-pipeline-num-layers" in text
+    assert "one stage holds all layers" in problems(parsed, "--model tiny --pipeline-balance measured")
+    assert "no such device or file. Known: a100" in problems(parsed, f"{TINY} --plan-device h1000")
+
+
+def test_both_halves_of_wpipe_are_balanced(parsed):
+    args = parsed(f"{TINY} --pipeline-schedule wpipe")
+    sizes = [len(stage.layers) for stage in plan(args).stages]
+    assert args.virtual_pipeline_model_parallel_size == 2 and sum(sizes) == 8
+    even = parsed(f"{TINY} --pipeline-schedule wpipe --pipeline-balance even")
+    assert plan(args).simulated.steady_bubble_share < 0.7 * plan(even).simulated.steady_bubble_share
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "wpipe"])
+def test_the_largest_model_on_64_devices(parsed, schedule):
+    """At most 5 % of imbalance on 4 stages. On 8 the head alone is slower than the mean stage: no split is faster."""
+    result = plan(parsed(f"{RECOMPUTED} --pipeline-model-parallel-size 4 --pipeline-schedule {schedule}", 64))
+    assert result.time.imbalance < 0.0505
+    assert max(sum(held.values()) for held in result.bytes_by_kind) < H100.memory_bytes
+    if schedule == "2bw":
+        args = parsed(f"{RECOMPUTED} --pipeline-model-parallel-size 8", 64)
+        result = plan(args)
+        layer_times = [own.total for own in CostModel(args, H100).blocks(blocks(args))]
+        least = _least(layer_times, 8)
+        assert max(result.compute) == pytest.approx(least)
+
+
+def _least(times: list[float], parts: int) -> float:
+    """Time of the slowest part in the best split, by bisection over greedy fillings."""
+    sums = sorted({sum(times[i:j]) for i, j in itertools.combinations(range(len(times) + 1), 2)})
+
+    def possible(limit: float) -> bool:
+        used, filled = 1, 0.0
+        for own in times:
+            if own > limit:
+                return False
+            if filled + own > limit * (1 + 1e-12):
+                used, filled = used + 1, 0.0
+            filled += own
+        return used <= parts
+
+    return next(limit for limit in sums if possible(limit))
+
+
+def test_costs_agree_with_megatrons_count(parsed):
+    """Of the FLOPs of a batch of one sequence, forward and backward. Megatron leaves the router out."""
+    for model in ("smollm2-135m", "moe-2b", "moe-10b-hybrid"):
+        args = parsed(f"--model {model} --bf16 --micro-batch-size 1", 1)
+        router = (args.num_experts or 0) * args.hidden_size * args.num_layers
+        expected = num_floating_point_operations(args, 1) + 6 * args.seq_length * router
+        assert 3 * sum(CostModel(args, H100).flops(blocks(args))) == pytest.approx(expected, rel=0.002)
+
+
+def test_a_case_without_split_says_what_would_fit(parsed):
+    args = parsed(f"{HYBRID} --pipeline-model-parallel-size 4", 64)
+    model = blocks(args)
+    times = CostModel(args, H100).blocks(model)
+    tight = balance.choose(args, model, times).bytes // 2
+    with pytest.raises(balance.NoSplit, match="no split of 24 layers over 4 stages keeps every device within") as found:
+        balance.choose(args, model, times, tight)
+    assert found.value.least > tight
+    assert "--recompute-granularity full" in balance.would_fit(args, model, tight)
+    assert balance.would_fit(args, model, 2**30).startswith("Use more stages")
+
+
+def test_less_memory_gives_another_split(parsed):
+    """2bw keeps most micro-batches on the first stage: with little memory it gets fewer layers."""
+    args = parsed(f"{HYBRID} --pipeline-model-parallel-size 4", 64)
+    model = blocks(args)
+    times = CostModel(args, H100).blocks(model)
+    free = balance.choose(args, model, times)
+    tight = balance.choose(args, model, times, int(0.85 * free.bytes))
+    assert tight.bytes <= 0.85 * free.bytes and tight.ends[0] < free.ends[0]
+
+
+def test_idle_time_has_causes(parsed):
+    few = plan(
+        parsed(f"{HYBRID} --pipeline-model-parallel-size 4 --pipeline-schedule 1f1b --staleness-correction none", 64)
+    )
+    assert tuple(few.time.idle) == CAUSES and few.time.idle["schedule"] > 0.04 * few.time.seconds
+    delayed = plan(parsed(f"{HYBRID} --pipeline-model-parallel-size 4", 64))
+    assert delayed.time.idle["schedule"] < 1e-3 * delayed.time.seconds
+    assert delayed.time.seconds == pytest.approx(delayed.time.compute + sum(delayed.time.idle.values()))
+
+
+def test_every_device_file_is_complete_and_can_be_written(tmp_path: Path):
+    for name in devices.NAMES:
+        known = devices.find(name)
+        devices.write(tmp_path / f"{name}.toml", known)
+        assert devices.find(str(tmp_path / f"{name}.toml")) == known
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("efficiency = -1\ncores = 3\n[flops]\nfp32 = 1.0\n", encoding="utf-8")
+    with pytest.raises(ValueError) as found:
+        devices.find(str(wrong))
+    for text in ("memory-gib is missing", "cores is unknown", "efficiency -1: must be a positive number", "with bf16"):
+        assert text in str(found.value)
