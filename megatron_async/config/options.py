@@ -41,15 +41,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--pipeline-balance": {
         "choices": ("auto", "even", "measured"),
-        "help": "Split of the layers over the stages. auto: so that the slowest stage is fastest, by the estimates of "
-        "--plan-device; measured: by times of each kind of layer, taken in the first seconds of the run; even: as "
-        "Megatron does. Default: auto with a delayed schedule on GPUs, else even; a split that you give is kept.",
+        "help": "Layers of the stages. auto: equal times by --plan-device; measured: by times taken at the start; "
+        "even: as Megatron. Default: auto for delayed schedules on GPUs, unless you give a split; else even.",
     },
-    "--plan-device": _text(
-        "DEVICE",
-        f"Device that estimates assume: {', '.join(devices.NAMES)}, or a TOML file. Default: the device of the run; in "
-        f"a dry run {devices.DEFAULT}, or cpu with --device cpu.",
-    ),
+    "--plan-device": _text("DEVICE", f"Device of estimates: {', '.join(devices.NAMES)} or a TOML file."),
     "--gradient-delay": _text(
         "DELAY",
         "Delay oracle: delayed gradients in one process. N updates for all parameters, or the delays of 'wpipe' or "
