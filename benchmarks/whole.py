@@ -24,7 +24,7 @@ BASE = f"""--device cpu --pipeline-model-parallel-size {STAGES} --lr 3e-3 --min-
     --lr-warmup-iters 2 --weight-decay 0.1 --eval-interval 100000 --eval-iters 0 --log-interval 1"""
 MODELS: Mapping[str, tuple[str, int]] = {
     # The quick start's split: the head costs about as much as the two layers that the last stage has fewer.
-    "tiny": ("--model tiny --decoder-first-pipeline-num-layers 5", 16),
+    "tiny": ("--model tiny --pipeline-balance auto", 16),
     "moe-10b-hybrid-mini": ("--model moe-10b-hybrid-mini", 8),
 }
 """Arguments of each model with its split into stages, and its micro-batch size."""
