@@ -2,7 +2,10 @@
 """Functions of `megatron.training` that this package calls as they are, and the id of the wandb run."""
 # ruff: noqa: F401
 
+from typing import Any
+
 import torch.distributed as dist
+from megatron.training import global_vars
 from megatron.training.argument_utils import (
     gpt_config_from_args,
     hybrid_config_from_args,
@@ -12,7 +15,6 @@ from megatron.training.config import TokenizerConfig
 from megatron.training.datasets.data_samplers import build_pretraining_data_loader
 from megatron.training.global_vars import (
     get_args,
-    get_tensorboard_writer,
     get_tokenizer,
     get_wandb_writer,
     set_global_variables,
@@ -20,6 +22,11 @@ from megatron.training.global_vars import (
 from megatron.training.models import GPTModelConfig, HybridModelConfig
 from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import num_floating_point_operations, update_train_iters
+
+
+def set_wandb_writer(writer: Any) -> None:
+    """Make `writer` what `get_wandb_writer` returns: an object like wandb's module, or None."""
+    global_vars._GLOBAL_WANDB_WRITER = writer
 
 
 def wandb_run() -> str | None:

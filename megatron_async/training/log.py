@@ -95,14 +95,18 @@ class Log:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
+    def flush(self) -> None:
+        """Hand over what TensorBoard's writer holds back: a checkpoint must not be ahead of it."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
         """End the progress bar and close the files."""
         if self._progress is not None:
             self._progress.stop()
         if self._file is not None:
             self._file.close()
-        if self._writer is not None:
-            self._writer.flush()
+        self.flush()
 
     def _to_writers(self, values: Mapping[str, float], iteration: int) -> None:
         if self._writer is not None:

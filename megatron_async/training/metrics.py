@@ -65,6 +65,10 @@ class Metrics(Callback):
         if self._log is not None and loss is not None:
             self._log.evaluated(iteration, name, loss)
 
+    def on_save_begin(self, iteration: int) -> None:
+        if self._log is not None:
+            self._log.flush()
+
     def on_note(self, text: str) -> None:
         if self._log is not None:
             self._log.say(f" {text}")

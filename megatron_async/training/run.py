@@ -2,11 +2,9 @@
 """Builds a run from checked arguments: process groups, model, optimizer, data, callbacks."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -14,22 +12,22 @@ from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
 from megatron_async import reference
-from megatron_async.checkpoint import folder
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.iterators import RunData, run_data
+from megatron_async.mcore.arguments import overridden
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.build import setup_model_and_optimizer
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device, initialize, shut_down
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.mcore.training import (
-    get_tensorboard_writer,
     get_tokenizer,
     get_wandb_writer,
     num_floating_point_operations,
     pretrain_cfg_container_from_args,
     set_global_variables,
+    set_wandb_writer,
     update_train_iters,
 )
 from megatron_async.models import gpt
@@ -44,7 +42,7 @@ from megatron_async.planning import balance, measure
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
-from megatron_async.training import expert_balance
+from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.evaluation import Evaluation, GivenUp
 from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest
@@ -124,11 +122,12 @@ def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[
 
 def _start(args: argparse.Namespace) -> int:
     """Make process groups and Megatron's global state; return the size of the vocabulary. Collective."""
-    _continue_wandb(args)
     _adjust(args)
     if args.device == "cuda":
         gpu.record_flights(args)
-    set_global_variables(args)
+    with overridden(args, tensorboard_dir=None, wandb_project=""):
+        set_global_variables(args)
+    set_wandb_writer(writers.wandb(args))
     balance.finish(args)  # the tokenizer knows the size of the vocabulary
     measured = measure.Measured(args) if args.pipeline_balance == "measured" else None
     initialize(args)
@@ -221,14 +220,6 @@ def close() -> None:
     shut_down()
 
 
-def _continue_wandb(args: argparse.Namespace) -> None:
-    """Resume the wandb run of the checkpoint, unless the user names another one."""
-    found = folder.newest(Path(args.load)) if args.load and args.wandb_project else None
-    if found is not None and found.manifest is not None and found.manifest.wandb_run:
-        os.environ.setdefault("WANDB_RUN_ID", found.manifest.wandb_run)
-        os.environ.setdefault("WANDB_RESUME", "allow")
-
-
 def data_iterators(args: argparse.Namespace) -> RunData:
     """The data of a run at its position. Collective."""
     with fork_rng():  # data loaders draw seeds
@@ -243,6 +234,6 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         # An evaluation alone adds to the file of a run that may have gone further.
         completed = sys.maxsize if args.skip_train else args.iteration
         file = MetricsFile(args.metrics_file, completed, config) if args.metrics_file else None
-        log = Log(args, metrics_file=file, writer=get_tensorboard_writer(), wandb=get_wandb_writer())
+        log = Log(args, metrics_file=file, writer=writers.tensorboard(args), wandb=get_wandb_writer())
     flops = float(num_floating_point_operations(args, args.global_batch_size))
     return Metrics(args, flops=flops, group=mpu.get_data_parallel_group(with_context_parallel=True), log=log)

@@ -1,0 +1,100 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""TensorBoard and wandb of the logging rank. Their faults are named and never stop training."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_async.checkpoint import folder
+from megatron_async.checkpoint.manifest import arguments_as_json
+
+_UPLOAD_SECONDS = "300"
+"""Longest wait for uploads at the end of a run; what is left stays in wandb's folder."""
+
+
+def tensorboard(args: argparse.Namespace) -> Any:
+    """TensorBoard's writer, or None. A resumed run hides what a run before it wrote about later iterations."""
+    if not args.tensorboard_dir:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        _say(f"no TensorBoard: {error}")
+        return None
+    purge = args.iteration + 1 if args.iteration and not args.skip_train else None
+    return SummaryWriter(args.tensorboard_dir, purge_step=purge, max_queue=args.tensorboard_queue_size)  # type: ignore[no-untyped-call]
+
+
+def wandb(args: argparse.Namespace) -> "Wandb | None":
+    """The wandb run of a job on its logging rank; offline where its server cannot be reached, or None."""
+    if not args.wandb_project or args.rank != args.world_size - 1:
+        return None
+    _continue(args)
+    place = args.wandb_save_dir or (str(Path(args.save) / "wandb") if args.save else ".")
+    options = {
+        "project": args.wandb_project,
+        "name": args.wandb_exp_name or None,
+        "config": arguments_as_json(args),
+        "dir": place,
+        **({"entity": args.wandb_entity} if args.wandb_entity else {}),
+    }
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", _UPLOAD_SECONDS)
+    try:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        import wandb as client
+
+        try:
+            client.init(**options)
+        except Exception as error:
+            _say(f"wandb: {error}. The run is recorded offline; upload it later with wandb sync")
+            client.init(**options, mode="offline")
+    except Exception as error:
+        _say(f"no wandb: {type(error).__name__}: {error}")
+        return None
+    _say(f"wandb: files in {Path(place).resolve()}")
+    return Wandb(client)
+
+
+class Wandb:
+    """wandb's client; after a fault it is left alone."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._works = client, True
+
+    @property
+    def run(self) -> Any:
+        """wandb's run, with its id; None without one."""
+        return getattr(self._client, "run", None)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Log the values of an iteration."""
+        self._try(lambda: self._client.log(dict(values), step))
+
+    def finish(self) -> None:
+        """Wait, for a limited time, until everything is uploaded."""
+        self._try(self._client.finish)
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._works = False
+            _say(f"wandb: {type(error).__name__}: {error}. Nothing more is logged there; training goes on")
+
+
+def _continue(args: argparse.Namespace) -> None:
+    """Resume the wandb run of the checkpoint, unless the user names another one or this is another run."""
+    if not args.load or args.finetune or args.skip_train:
+        return
+    found = folder.newest(Path(args.load))
+    if found is not None and found.manifest is not None and found.manifest.wandb_run:
+        os.environ.setdefault("WANDB_RUN_ID", found.manifest.wandb_run)
+        os.environ.setdefault("WANDB_RESUME", "allow")
+
+
+def _say(text: str) -> None:
+    print(f"> {text}", flush=True)
