@@ -15,6 +15,8 @@ from examples import pretrain
 
 FOLDER = Path(__file__).resolve().parent
 RECIPE_TABLES = ("cluster", "arguments", "pipeline", "gradient-delay", "schedule", "optimizer")
+SCHEDULES = {0: "1f1b", 1: "2bw"}
+"""Pipeline schedules by their delay; other delays are named like their schedule."""
 DELAY_OPTIONS = {
     *("gradient-delay", "pipeline-schedule", "staleness-correction", "correction-strength"),
     *("sync-start-iters", "sync-cooldown-iters"),
@@ -194,12 +196,12 @@ def make_run(table: Table, scale: Scale, row: Options, variant: str, rate: float
     """The run of one cell and seed."""
     values = {"optimizer": row["optimizer"], "lr": rate, "seed": seed, **row.get("arguments", {})}
     values |= table.variants[variant]
-    if (share := values.pop("sync-start-share", None)) is not None:
-        values["sync-start-iters"] = round(share * scale.recipe["arguments"]["train-iters"])
-    delay = values["gradient-delay"]
+    for name in ("sync-start", "sync-cooldown"):
+        if (share := values.pop(f"{name}-share", None)) is not None:
+            values[f"{name}-iters"] = round(share * scale.recipe["arguments"]["train-iters"])
     if scale.pipelines:
-        del values["gradient-delay"]
-        values["pipeline-schedule"] = "2bw" if delay else "1f1b"
+        delay = values.pop("gradient-delay")
+        values["pipeline-schedule"] = SCHEDULES.get(delay, delay)
     words = pretrain.resolve(scale.recipe, "sync", list(pretrain.words(values)))
     return Run(row_name(row), variant, rate, seed, tuple(words))
 
