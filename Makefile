@@ -24,7 +24,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity check-gpu soak lint format benchmark clean
+.PHONY: help setup quickstart test parity options check-gpu soak lint format benchmark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,9 @@ test: setup lint ## lint, then every test that needs no GPU
 
 parity: setup ## compare every schedule, layout, model and precision with one process; ONLY=2bw-PP2 for a part
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m tests.distributed.matrix --only "$(ONLY)"
+
+options: setup ## give options of Megatron-LM to short runs and compare their effects (minutes); ONLY=mup for a part
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -W ignore -m tests.distributed.options --only "$(ONLY)"
 
 check-gpu: setup ## check this machine's GPUs (minutes); writes runs/check-gpu/report.md to send; emulated without a GPU
 	$(VENV_PYTHON) -W ignore tools/check_gpu.py

@@ -30,6 +30,8 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     stops = stops or StopRequests()
     # Megatron warns at import about optional packages. A missing one that a run needs is reported by name later.
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    if "--explain" in argv:
+        return _explain([word for word in argv if word != "--explain"])
     gpu.set_environment(tensor_parallel=value_of(argv, "--tensor-model-parallel-size") not in (None, "1"))
     try:
         _rendezvous = _compare_ranks(argv)  # kept until the end: it may hold the server of the job's store
@@ -52,6 +54,8 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
         args = arguments.parse(argv)
     except arguments.ArgumentProblems as wrong:
         return _refuse(wrong.problems, "arguments")
+    if _first_rank():
+        print("".join(f"> {notice}\n" for notice in args._notices), end="", flush=True)
     stops.listen(args.exit_signal)
     stops.limit(args.exit_duration_in_mins)
 
@@ -77,6 +81,16 @@ def _compare_ranks(argv: Sequence[str]) -> Any:
 
 def _first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _explain(words: Sequence[str]) -> int:
+    """Print the status of options; an unknown one is an error of use."""
+    from megatron_async.config.contract.explain import explain
+
+    text, known = explain(words)
+    if _first_rank():
+        print(text)
+    return 0 if known else USAGE_ERROR
 
 
 def _list_presets() -> int:

@@ -9,7 +9,7 @@ Fixed: all that the weights, the optimizer's state or the order of samples depen
 """
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,6 @@ _GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"
 _WHOLE_STATE = ("soap", "normuon")
 
 
-def ignored(given: Collection[str]) -> Iterator[str]:
-    """Options without effect among those that the command line names, by destination."""
-    for name in ("async_strategy", "use_persistent_ckpt_worker", "async_ckpt_use_cpu_shm"):
-        if name in given:
-            yield (
-                f"--{name.replace('_', '-')} would be ignored: it is about a worker process of Megatron's. With "
-                "--async-save each rank writes its part of a checkpoint in a thread of its own; leave it out."
-            )
-
-
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with parsed values."""
     if args.save and (args.save_interval is None or args.save_interval < 1):
@@ -78,8 +68,6 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
     keep, skips = args.keep_last, args.max_consecutive_skips
     if args.async_save and not args.save:
         yield "--async-save without --save would be ignored: name a folder."
-    if args.non_persistent_save_interval:
-        yield "--non-persistent-save-interval: not supported; use --save-interval with --keep-last."
     if keep is not None and keep < 1:
         yield f"--keep-last {keep}: must be at least 1."
     if keep is not None and not args.save:

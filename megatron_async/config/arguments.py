@@ -11,7 +11,8 @@ from megatron_async.checkpoint import rules as checkpoint_rules
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
-from megatron_async.config.parser import destinations, make_parser
+from megatron_async.config.contract import check
+from megatron_async.config.parser import actions_given, destinations, make_parser
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.models import hybrid, presets
@@ -21,8 +22,9 @@ from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
 from megatron_async.schedules import schedule_of
 
-_SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ")
-"""Objections of Megatron's that our rules state in more words: number of processes, saves without an interval."""
+_SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ", "Megatron requires: not args.swiglu")
+"""Objections of Megatron's that our rules state in more words: number of processes, saves without an interval, two
+activation functions."""
 
 
 class ArgumentProblems(ValueError):
@@ -53,6 +55,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     else:
         gpu.adjust(args)
     args.device, args.device_sentence = device, device_sentence
+    given = actions_given(parser, argv)
+    problems += check.problems(args, given, parser)
+    args._notices = check.notices(args, given)
     args.optimizer_for = args.optimizer_for or []
     problems += [*_plan_device(args, argv), *balance.begin(args)]
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout
@@ -68,10 +73,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     problems += validate.before_megatron(args, options_given(argv, destinations(parser)))
     if args.model_class == "hybrid" and args.hybrid_layer_pattern is None and not problems:
         hybrid.from_gpt(args)
-    if (objection := check_arguments(args)) is None:
-        problems += validate.after_megatron(args)
-    elif not problems or not any(text in objection for text in _SAID_BY_RULES):
-        problems.append(objection)  # Megatron stops at its first one
+    objection = check_arguments(args)  # Megatron stops at its first one
+    derived = validate.after_megatron(args) if objection is None else [objection]
+    problems += [text for text in derived if not problems or not any(said in text for said in _SAID_BY_RULES)]
     if problems:
         raise ArgumentProblems(list(dict.fromkeys(problems)))
     checkpoint_rules.take_schedule(args)

@@ -99,6 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--metrics-file": _text("FILE", "JSON lines: one for each batch and each evaluation."),
     "--trace-file": _text("FILE", "Timeline of the pipeline in Chrome's trace format."),
     "--trace-batches": _count(12, "Batches in the timeline, from the first of this run."),
+    "--explain": _switch("Print the status of the other options given: as in Megatron, refused, or without effect."),
     "--dry-run": _switch(
         "Print parameters, memory, schedule and time estimates; train nothing. Needs no data, no second process."
     ),

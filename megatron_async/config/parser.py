@@ -3,6 +3,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from megatron_async.config.options import add_options
@@ -27,6 +28,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentError(None, message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)  # type: ignore[misc]
+        except (LookupError, AssertionError) as error:  # of Megatron's converters; argparse expects other kinds
+            raise argparse.ArgumentError(action, f"invalid value: {arg_string!r}") from error
 
     def print_help(self, file: Any = None) -> None:
         if os.environ.get("RANK", "0") == "0":
@@ -78,3 +85,10 @@ def make_parser() -> Parser:
 def destinations(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Every flag of a parser -> its destination."""
     return {flag: action.dest for action in parser._actions for flag in action.option_strings}
+
+
+def actions_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, str]:
+    """First spelling, without dashes, of every option in `argv` -> its destination."""
+    tokens = {token.partition("=")[0] for token in argv}
+    actions = (action for action in parser._actions if tokens.intersection(action.option_strings))
+    return {action.option_strings[0].lstrip("-"): action.dest for action in actions}

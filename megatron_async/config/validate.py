@@ -39,7 +39,7 @@ def before_megatron(args: argparse.Namespace, given: frozenset[str]) -> list[str
     Args:
         given: destinations of the options that the command line names.
     """
-    problems = [*optim.problems(args, given), *checkpoint.ignored(given)]
+    problems = list(optim.problems(args, given))
     problems += (problem for rules in _ON_PARSED_VALUES for problem in rules(args))
     if not args.dry_run:
         wrong = missing_data_files(args)

@@ -48,8 +48,8 @@ def check_arguments(args: argparse.Namespace) -> str | None:
             validate_args(args)
     except SystemExit:
         return printed.getvalue().strip().splitlines()[-1]
-    except (AssertionError, ValueError, RuntimeError, TypeError, ImportError) as error:
-        return str(error) or _failed_assertion(error)
+    except Exception as error:
+        return objection_of(error)
     return None
 
 
@@ -64,10 +64,13 @@ def overridden(args: argparse.Namespace, **values: Any) -> Iterator[None]:
         vars(args).update(before)
 
 
-def _failed_assertion(error: BaseException) -> str:
-    """The source line of an assertion without a message: better than nothing."""
+def objection_of(error: BaseException) -> str:
+    """The message of an error of Megatron's; of an assertion without one, its source line."""
+    if str(error) and isinstance(error, AssertionError | ValueError | RuntimeError | TypeError | ImportError):
+        return str(error)
     line = traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
-    return f"Megatron requires: {line.removeprefix('assert ')}"
+    what = "requires" if isinstance(error, AssertionError) else f"fails with {type(error).__name__} {error} at"
+    return f"Megatron {what}: {line.removeprefix('assert ')}"
 
 
 def decoder_layers_of(layout: str) -> int:

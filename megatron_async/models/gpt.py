@@ -38,16 +38,15 @@ def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> Any
     config: Any
     if args.hybrid_layer_pattern is None:
         config = gpt_config_from_args(args)
-        if args.spec is None:
-            config.transformer_layer_spec = layer_spec
+        config.transformer_layer_spec = layer_spec
+        config.rope_scaling_factor = args.rope_scaling_factor  # Megatron-LM 0.19 leaves its default
     else:
         config = hybrid_config_from_args(args)
         # So that `moe_layer_pattern` holds for both classes; Megatron's frequency is for GPT.
         config.transformer.moe_layer_freq = [
             int(letter == "E") for letter in hybrid.layers_of(args.hybrid_layer_pattern)
         ]
-        if args.spec is None:
-            config.hybrid_stack_spec = hybrid.stack_spec(config)
+        config.hybrid_stack_spec = hybrid.stack_spec(config)
     rename = partial(hybrid.name_in_gpt, args.hybrid_layer_pattern or "")
     initial = LayoutIndependentInit(args.seed, vocabulary, rename)
     initial.watch(config.transformer)

@@ -40,6 +40,7 @@ class LayoutIndependentInit:
 
     def watch(self, config: Any) -> None:
         """Record every weight that an init method of a TransformerConfig is applied to while the model is built."""
+        self._embedding_draw = config.embedding_init_method or config.init_method
         for name in _METHODS:
             method = getattr(config, name)
             if method is not None:
@@ -53,6 +54,8 @@ class LayoutIndependentInit:
         for chunk in chunks:
             for name, param in global_names(chunk):
                 draw = draws.pop(_storage(param), None) or getattr(param, "initial_draw", None)
+                if draw is not None and getattr(param, "shared_embedding", False):
+                    draw = self._embedding_draw  # Megatron draws the last stage's copy as an output layer
                 if draw is not None:
                     assert "norm" not in name, f"{name} is a norm, but was recorded as drawn at random"
                     _fill(param, draw, self._seed_of(name), partial(true_rows, name, vocabulary=self._vocabulary))

@@ -4,10 +4,12 @@
 import argparse
 from collections.abc import Iterator
 
-from megatron_async.mcore.arguments import decoder_layers_of
+from megatron_async.mcore.arguments import decoder_layers_of, objection_of
 from megatron_async.models import gpt as language_model
 from megatron_async.models import hybrid
 from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
+
+_ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
@@ -16,8 +18,10 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _experts(args)
     yield from _empty_stages(args)
     yield from _sequences(args)
-    yield from _initialization(args)
     yield from hybrid.problems(args)
+    activations = [f"--{name.replace('_', '-')}" for name in _ACTIVATIONS if getattr(args, name)]
+    if len(activations) > 1:
+        yield f"{' and '.join(activations)}: a feed-forward block has one activation function. Leave one of them out."
     if args.device == "cuda" and not args.dry_run:
         yield from _optional_packages(args)
     if _has_delta_net(args):
@@ -31,7 +35,7 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
     try:
         language_model.model_config(_with_vocabulary(args)).finalize()
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
-        yield str(error)
+        yield objection_of(error)
 
 
 def _divisibility(args: argparse.Namespace) -> Iterator[str]:
@@ -100,13 +104,6 @@ def _layout(layout: str, layers: int) -> Iterator[str]:
 
 def _sequences(args: argparse.Namespace) -> Iterator[str]:
     """Sequences that the forward step would not pass to the model as asked."""
-    if args.context_parallel_size > 1:
-        yield f"--context-parallel-size {args.context_parallel_size}: untested, batches hold whole sequences; use 1."
-    if args.dataloader_inter_document_masking:
-        yield (
-            "--dataloader-inter-document-masking: the forward step cannot take packed sequences, so documents would "
-            "see each other. Use --reset-attention-mask with --transformer-impl local."
-        )
     if args.one_document_per_sequence:
         yield from _documents(args)
     if args.reset_attention_mask and args.transformer_impl == "transformer_engine":
@@ -132,23 +129,11 @@ def _documents(args: argparse.Namespace) -> Iterator[str]:
         yield f"--one-document-per-sequence needs data files and no caches; leave {', '.join(found)} out."
 
 
-def _initialization(args: argparse.Namespace) -> Iterator[str]:
-    for name in ("use_cpu_initialization", "init_model_with_meta_device"):
-        if getattr(args, name):
-            yield (
-                f"--{name.replace('_', '-')} is not supported: initial weights are drawn on the run's device, from the "
-                "seed and each parameter's name, so that every layout starts from the same model. Leave it out."
-            )
-
-
 def _as_hybrid(args: argparse.Namespace) -> Iterator[str]:
     """GPTs that HybridModel cannot be."""
     features = {
-        "--multi-latent-attention": args.multi_latent_attention,
-        "--mtp-num-layers": args.mtp_num_layers,
         "--account-for-embedding-in-pipeline-split": args.account_for_embedding_in_pipeline_split,
         "--account-for-loss-in-pipeline-split": args.account_for_loss_in_pipeline_split,
-        "--spec": args.spec,
     }
     for flag, given in features.items():
         if given:

@@ -116,34 +116,12 @@ def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     virtual = args.num_layers_per_virtual_pipeline_stage is not None or args.num_virtual_stages_per_pipeline_rank != own
     balancing = args.moe_router_load_balancing_type
     rules = {
-        "--fp16: its dynamic loss scale decides about a step after later forwards have run; use --bf16": args.fp16,
-        "FSDP: weights are gathered for each use, so two versions cannot be kept; use data parallelism": (
-            args.use_megatron_fsdp or args.use_torch_fsdp2
-        ),
         "interleaved virtual stages: there is no bubble for them to shrink (wpipe makes its own two); leave them out": (
             virtual
         ),
-        "--mtp-num-layers: untested, its gradients have a norm of their own; leave it out": args.mtp_num_layers
-        is not None,
         f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
         "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
             "global_aux_loss" in balancing or "quantile_balancing" in balancing
-        ),
-        "FP8 and FP4: untested; use --bf16": args.fp8 is not None or args.fp4 is not None,
-        "--optimizer-cpu-offload: untested; leave it out": args.optimizer_cpu_offload,
-        "--overlap-param-gather: the schedule itself publishes new weights; leave it out": args.overlap_param_gather,
-        f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}: untested; use 1": (
-            args.num_distributed_optimizer_instances > 1
-        ),
-        "--defer-embedding-wgrad-compute: the schedule does not run the deferred weight gradient of the head; leave it "
-        "out": args.defer_embedding_wgrad_compute,
-        "--ddp-param-name-patterns-for-fp32-local-accumulation: gradients have two buffers of their own here; leave it "
-        "out": bool(args.ddp_param_name_patterns_for_fp32_local_accumulation),
-        "--ddp-reduce-scatter-with-fp32-accumulation: the schedule runs the reduction itself; leave it out": (
-            args.ddp_reduce_scatter_with_fp32_accumulation
-        ),
-        "CUDA graphs: a graph holds fixed weight addresses, a delayed schedule switches them; leave them out": (
-            args.cuda_graph_impl != "none"
         ),
     }
     schedule = (

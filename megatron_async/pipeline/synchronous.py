@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 
 from megatron_async.mcore.optimizer import publish_weights
 from megatron_async.mcore.parallel import device
@@ -33,6 +34,9 @@ class SynchronousSteps:
         self.iterators = list(training.data_iterators)
         self.logits = training.logit_maxima(training.model)
         self._forward_backward = get_forward_backward_func()
+        if training.args.overlap_grad_reduce:  # Megatron's loop does this: reductions start in the last micro-batch
+            chunks = [chunk.no_sync for chunk in training.model]
+            get_model_config(training.model[0]).no_sync_func = chunks if len(chunks) > 1 else chunks[0]
         self._master_step = training.master_step(training.model, self.optimizer, optimizer_step)
 
     @property

@@ -67,13 +67,13 @@ def whole_corpus() -> Iterator[None]:
         MockGPTLowLevelDataset.size = small
 
 
-def line(arguments: Sequence[str]) -> list[str]:
+def line(arguments: Sequence[str], base: Sequence[str] = BASE) -> list[str]:
     """The base arguments and `arguments`, which may name data files or count the run in samples."""
-    base = " ".join(word for word in BASE if word != "--mock-data" or "--train-data-path" not in arguments)
+    words = " ".join(word for word in base if word != "--mock-data" or "--train-data-path" not in arguments)
     if "--train-samples" in arguments:
         for counted in ("--global-batch-size 8", "--train-iters 6", "--lr-warmup-iters 2"):
-            base = base.replace(f"{counted} ", "")
-    return [*base.split(), *arguments]
+            words = words.replace(f"{counted} ", "")
+    return [*words.split(), *arguments]
 
 
 def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
@@ -89,7 +89,9 @@ def train_without_launcher(arguments: Sequence[str]) -> Outcome:
     return train(arguments)
 
 
-def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[Any] = ()) -> Outcome:
+def train(
+    arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[Any] = (), base: Sequence[str] = BASE
+) -> Outcome:
     """Train with the base arguments and `arguments`; before every action, sleep up to `sleep_ms`."""
     from megatron.core import mpu
 
@@ -98,7 +100,7 @@ def train(arguments: Sequence[str], sleep_ms: float = 0.0, callbacks: Sequence[A
 
     outcome = Outcome()
     callbacks = [observer(outcome), *([staller(sleep_ms)] if sleep_ms else []), *callbacks]
-    loop = run.build(command_line.parse(line(arguments)), callbacks=callbacks)
+    loop = run.build(command_line.parse(line(arguments, base)), callbacks=callbacks)
     outcome.status = loop.run()
     outcome.random_states = _random_states()
     outcome.weights = weights_of(loop.model)

@@ -61,7 +61,7 @@ WRONG = {
     "sgd in flat pieces": ("--optimizer sgd --use-distributed-optimizer", ["--optimizer sgd", "cannot save"]),
     "Megatron's checkpoint worker": (
         "--async-strategy mcore --use-persistent-ckpt-worker",
-        ["--async-strategy would be ignored", "--use-persistent-ckpt-worker would be ignored"],
+        ["--async-strategy mcore: it would be ignored", "--use-persistent-ckpt-worker: it would be ignored"],
     ),
     "a ramp that Megatron ignores": (
         "--rampup-batch-size 4 2 32",

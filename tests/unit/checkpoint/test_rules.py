@@ -167,5 +167,3 @@ def test_the_saved_schedule_can_be_taken(tmp_path):
 def test_options_that_would_do_nothing_are_named():
     (alone,) = problems(async_save=True)
     assert "--async-save without --save" in alone
-    worker, strategy = rules.ignored({"async_save", "use_persistent_ckpt_worker", "async_strategy"})
-    assert "--use-persistent-ckpt-worker" in strategy and "--async-strategy" in worker

@@ -120,7 +120,7 @@ def test_model_list(capsys):
         (f"{HYBRID} --tensor-model-parallel-size 3 --sequence-parallel", "--num-attention-heads 8 cannot be divided"),
         (f"{HYBRID} --expert-model-parallel-size 3", "--num-experts 32 cannot be divided"),
         (f"{HYBRID} --moe-router-topk 40", "--moe-router-topk 40 is more than --num-experts 32"),
-        ("--model smollm2-135m --use-cpu-initialization", "--use-cpu-initialization is not supported: initial weights"),
+        ("--model smollm2-135m --use-cpu-initialization", "--use-cpu-initialization: not supported: initial weights"),
         (f"{HYBRID} --pipeline-model-parallel-size 9", "leaves a stage without a layer"),
         (
             f"{HYBRID} --pipeline-model-parallel-size 3 --decoder-first-pipeline-num-layers 8",

@@ -1,0 +1,203 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Options of Megatron's that have the effect that they have in Megatron-LM, and the test that shows it."""
+
+from megatron_async.config.contract.row import Row
+
+OPTIONS = "tests/distributed/options.py"
+"""Gives each of its options to a short delayed pipeline run and compares effect and numbers (`make options`)."""
+
+
+CONTRACT = "tests/unit/config/test_contract.py"
+"""Shows that the value reaches the code that reads it, where the effect needs a GPU or a service."""
+
+
+def _shown(by: str, options: str, reason: str) -> Row:
+    return Row("as in Megatron", options, reason, shown_by=by)
+
+
+ROWS: tuple[Row, ...] = (
+    _shown(
+        OPTIONS,
+        "hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels "
+        "hidden-dropout attention-dropout norm-epsilon apply-layernorm-1p add-qkv-bias "
+        "glu-linear-offset activation-func-clamp-value rotary-interleaved qk-l2-norm init-method-std "
+        "embedding-init-method-std use-mup mup-base-hidden-size "
+        "mup-embedding-mult mup-output-mult mup-base-head-dim mup-attn-scale-power apply-query-key-layer-scaling "
+        "window-size window-attn-skip-freq position-embedding-type use-rotary-position-embeddings rotary-base "
+        "rotary-percent rotary-seq-len-interpolation-factor use-rope-scaling rope-scaling-factor no-rope-freq "
+        "squared-relu quick-geglu make-vocab-size-divisible-by "
+        "padded-vocab-size softmax-type attention-softmax-in-fp32 qk-layernorm normalization swiglu "
+        "disable-bias-linear attention-output-gate linear-conv-kernel-dim mamba-num-heads max-position-embeddings "
+        "untie-embeddings-and-output-weights",
+        "part of the model, which is Megatron-Core's",
+    ),
+    _shown(
+        OPTIONS,
+        "moe-router-num-groups moe-router-group-topk moe-router-pre-softmax moe-router-topk-scaling-factor "
+        "moe-router-dtype moe-shared-expert-intermediate-size moe-shared-expert-gate moe-input-jitter-eps "
+        "moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy moe-layer-recompute "
+        "moe-apply-probs-on-input moe-router-quantile-balancing-ema",
+        "part of the experts, which are Megatron-Core's",
+    ),
+    _shown(
+        OPTIONS,
+        "apply-wd-to-qk-layernorm no-weight-decay-cond-type adam-beta1 adam-beta2 adam-eps weight-decay "
+        "lr-wsd-decay-style lr-wsd-decay-iters lr-warmup-fraction lr-warmup-init start-weight-decay end-weight-decay "
+        "weight-decay-incr-style decoupled-lr decoupled-min-lr lr-decay-iters sgd-momentum lion-beta2 "
+        "muon-nesterov muon-scale-mode muon-coefficient-type muon-extra-scale-factor",
+        "rate, decay and optimizer by parameter",
+    ),
+    _shown(
+        OPTIONS,
+        "dataloader-type recompute-activations mlp-chunks-for-training "
+        "account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split decoder-last-pipeline-num-layers "
+        "num-layers-per-virtual-pipeline-stage no-overlap-p2p-communication overlap-grad-reduce no-align-grad-reduce "
+        "ddp-num-buckets ddp-bucket-size ddp-pad-buckets-for-high-nccl-busbw use-tp-pp-dp-mapping "
+        "accumulate-allreduce-grads-in-fp32 no-clone-scatter-output-in-embedding enable-experimental "
+        "dump-param-to-param-group-map "
+        "loss-scale",
+        "layout, memory and precision",
+    ),
+    _shown(
+        "tests/distributed/matrix.py",
+        "tensor-model-parallel-size pipeline-model-parallel-size sequence-parallel expert-model-parallel-size bf16 "
+        "num-experts moe-ffn-hidden-size moe-router-topk moe-router-score-function moe-router-enable-expert-bias "
+        "moe-aux-loss-coeff moe-token-dispatcher-type use-distributed-optimizer optimizer clip-grad "
+        "global-batch-size train-iters",
+        "every schedule and layout equals the delay oracle in one process",
+    ),
+    _shown(
+        "tests/distributed/jobs.py",
+        "num-layers seq-length vocab-size tokenizer-type mock-data micro-batch-size lr min-lr lr-decay-style "
+        "lr-warmup-iters seed num-workers eval-iters eval-interval",
+        "an argument of every training run that the tests compare with another one",
+    ),
+    _shown("tests/distributed/test_command_lines.py", "fp16", "mixed precision with a loss scale, in synchronous runs"),
+    _shown(
+        "tests/distributed/test_matrix.py",
+        "calculate-per-token-loss grad-reduce-in-bf16 decoder-first-pipeline-num-layers recompute-granularity "
+        "recompute-method recompute-num-layers",
+        "compared with the delay oracle",
+    ),
+    _shown(
+        "tests/distributed/test_models.py",
+        "experimental-attention-variant linear-key-head-dim linear-value-head-dim linear-num-key-heads "
+        "linear-num-value-heads linear-attention-freq pipeline-model-parallel-layout reset-attention-mask",
+        "compared with the delay oracle",
+    ),
+    _shown(
+        "tests/distributed/test_expert_balance.py",
+        "recompute-modules moe-layer-freq moe-router-bias-update-rate moe-z-loss-coeff",
+        "balance and losses of the experts are logged and compared",
+    ),
+    _shown(
+        "tests/distributed/test_router_losses.py", "moe-router-load-balancing-type moe-grouped-gemm", "router gradients"
+    ),
+    _shown(
+        "tests/distributed/test_optimizers.py",
+        "qk-clip qk-clip-alpha qk-clip-threshold log-max-attention-logit muon-momentum muon-no-split-qkv "
+        "muon-fp32-matmul-prec muon-num-ns-steps muon-tp-mode muon-scalar-optimizer lion-beta1",
+        "compared with the delay oracle",
+    ),
+    _shown(
+        "tests/distributed/matrix.py",
+        "hybrid-layer-pattern mamba-state-dim mamba-head-dim mamba-num-groups",
+        "Megatron-Core's HybridModel under every schedule",
+    ),
+    _shown(
+        "tests/distributed/test_evaluation.py",
+        "skip-train start-eval-at-iter full-validation multiple-validation-sets validation-set-names "
+        "eval-global-batch-size eval-micro-batch-size test-data-path",
+        "values equal those of one process",
+    ),
+    _shown(
+        "tests/distributed/test_interventions.py",
+        "override-opt_param-scheduler use-checkpoint-opt_param-scheduler",
+        "one learning-rate schedule or the other goes on",
+    ),
+    _shown(
+        "tests/distributed/test_batches.py",
+        "iterations-to-skip rampup-batch-size step-batch-size-schedule train-samples lr-warmup-samples "
+        "lr-decay-samples",
+        "under every schedule and in the delay oracle",
+    ),
+    _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
+    _shown(
+        "tests/distributed/test_command_lines.py",
+        "num-virtual-stages-per-pipeline-rank",
+        "1f1b with interleaved virtual stages",
+    ),
+    _shown(
+        "tests/distributed/test_resume.py",
+        "save save-interval load ckpt-step exit-interval",
+        "a resumed run equals the undisturbed one bit for bit",
+    ),
+    _shown("tests/distributed/test_async_save.py", "async-save", "checkpoints are written beside training"),
+    _shown("tests/distributed/test_conversion.py", "finetune", "weights without their run"),
+    _shown(
+        "tests/unit/data/test_blend.py",
+        "data-path train-data-path valid-data-path data-args-path per-split-data-args-path split",
+        "data files, shares and splits",
+    ),
+    _shown(
+        "tests/unit/data/test_datasets.py",
+        "data-cache-path reset-position-ids eod-mask-loss no-create-attention-mask-in-dataloader",
+        "samples of Megatron's GPTDataset",
+    ),
+    _shown("tests/unit/data/test_prepare.py", "tokenizer-model", "Megatron's tokenizers"),
+    _shown(
+        OPTIONS,
+        "exit-on-missing-checkpoint no-ckpt-fully-parallel-save "
+        "ckpt-fully-parallel-load ckpt-fully-parallel-load-exchange-algo ckpt-fully-parallel-save-process-group "
+        "ckpt-fully-parallel-load-process-group ckpt-assume-constant-structure "
+        "no-ckpt-load-validate-sharding-integrity dist-ckpt-strictness no-save-optim no-save-rng no-load-optim "
+        "no-load-rng",
+        "saved and loaded again, by Megatron's distributed checkpoints",
+    ),
+    _shown("tests/unit/checkpoint/test_rules.py", "ckpt-format", "torch_dist alone"),
+    _shown(OPTIONS, "tensorboard-dir tensorboard-queue-size", "Megatron opens the writer"),
+    _shown(
+        CONTRACT,
+        "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul moe-permute-fusion "
+        "moe-router-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl no-masked-softmax-fusion "
+        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion no-persist-layer-norm "
+        "no-gradient-accumulation-fusion",
+        "kernels of Megatron-Core, which reads them from its TransformerConfig; on CPUs fused ones are off",
+    ),
+    _shown(
+        CONTRACT,
+        "initial-loss-scale min-loss-scale loss-scale-window hysteresis",
+        "Megatron's loss scaler, which the optimizer's configuration makes",
+    ),
+    _shown(
+        CONTRACT,
+        "per-dataset-sequences-path dataloader-fast-cache-load dataloader-defer-npy-index-mmap "
+        "no-mmap-bin-files num-dataset-builder-threads mid-level-dataset-surplus allow-ambiguous-pad-tokens",
+        "Megatron's GPTDataset reads them from its configuration",
+    ),
+    _shown(
+        CONTRACT,
+        "vocab-file merge-file tokenizer-metadata tokenizer-special-tokens tiktoken-pattern "
+        "tiktoken-num-special-tokens tokenizer-sentencepiece-legacy "
+        "no-tokenizer-sentencepiece-ignore-extra-whitespaces tokenizer-hf-no-use-fast "
+        "tokenizer-hf-no-include-special-tokens trust-remote-code null-tokenizer-eod-id null-tokenizer-pad-id",
+        "Megatron builds the tokenizer from them",
+    ),
+    _shown(
+        CONTRACT,
+        "distributed-backend distributed-timeout-minutes disable-gloo-process-groups disable-jit-fuser "
+        "exit-duration-in-mins logging-level save-retain-interval pretrained-checkpoint "
+        "expert-tensor-parallel-size moe-per-layer-logging lr-wsd-decay-samples "
+        "wandb-save-dir wandb-entity flight-recorder-dump-path "
+        "flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace "
+        "no-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec",
+        "the code that reads them is called with Megatron's arguments",
+    ),
+    _shown("tests/unit/planning/test_full_size.py", "no-initialization", "for runs that load every weight"),
+    _shown(
+        "tests/unit/platform/test_packages.py", "transformer-impl deterministic-mode", "torch or Transformer Engine"
+    ),
+    _shown("tests/distributed/test_steadiness.py", "log-interval", "every so many batches have a log line"),
+    _shown("tests/distributed/test_resume_faults.py", "wandb-project wandb-exp-name", "Megatron opens the wandb run"),
+    _shown("tests/unit/repository/test_slurm.py", "exit-signal", "ends the run with a checkpoint"),
+)

@@ -1,0 +1,19 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""A few cases of `make options`: initialization, data-parallel overlap, a resume."""
+
+import pytest
+
+from tests.distributed.options import checks, runner
+
+CHOSEN = ("embedding-init-method-std", "mup-embedding-mult", "DP2:  | --overlap-grad-reduce", "no-save-optim")
+
+
+@pytest.mark.parametrize("part", CHOSEN)
+def test_the_option_has_its_effect(pool, part):
+    ((name, problem),) = [(name, check) for name, check in checks(runner(pool)) if part in name]
+    assert problem() is None, name
+
+
+def test_every_case_has_a_name_of_its_own(pool):
+    names = [name for name, _ in checks(runner(pool))]
+    assert len(names) == len(set(names)) > 100

@@ -1,0 +1,252 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The contract of options: each option of Megatron's parser has a status, and the status is true."""
+
+import argparse
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
+from megatron.core.transformer import TransformerConfig  # noqa: E402
+from megatron.training import global_vars, initialize  # noqa: E402
+from megatron.training.training import get_megatron_optimizer_config, get_optimizer_param_scheduler  # noqa: E402
+
+from megatron_async import pretrain  # noqa: E402
+from megatron_async.checkpoint import store  # noqa: E402
+from megatron_async.config import arguments  # noqa: E402
+from megatron_async.config.contract import explain, inert, refused, shown  # noqa: E402
+from megatron_async.config.contract.check import ROWS  # noqa: E402
+from megatron_async.config.contract.row import CONDITIONS  # noqa: E402
+from megatron_async.data import datasets  # noqa: E402
+from megatron_async.data.blend import DataSources  # noqa: E402
+from megatron_async.data.datasets import dataset_config  # noqa: E402
+from megatron_async.mcore import parallel  # noqa: E402
+from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
+from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
+from megatron_async.training import log  # noqa: E402
+from tests.distributed.jobs import BASE  # noqa: E402
+from tools import document_arguments  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[3]
+TWO_BW = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw".split()
+
+
+@pytest.fixture(scope="module")
+def megatron():
+    """Megatron's options: first spelling without dashes -> action."""
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    add_megatron_options(parser)
+    return {action.option_strings[0].lstrip("-"): action for action in parser._actions if action.option_strings}
+
+
+@pytest.fixture(autouse=True)
+def two_ranks(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+
+
+def problems(*words):
+    with pytest.raises(arguments.ArgumentProblems) as raised:
+        arguments.parse([*BASE, *TWO_BW, *words])
+    return raised.value.problems
+
+
+def without_status(flags):
+    named = Counter(flag for row in ROWS if not row.when for flag, value in row.entries if value is None)
+    return [flag for flag in flags if named[flag] != 1]
+
+
+def test_every_option_has_one_status(megatron):
+    assert len(megatron) > 800
+    assert without_status(megatron) == []
+    assert without_status(["an-option-of-another-megatron"]) != []
+
+
+def test_no_row_names_an_option_that_is_not_there(megatron):
+    assert [flag for row in ROWS for flag, _ in row.entries if flag not in megatron] == []
+
+
+def test_single_values_are_choices(megatron):
+    for row in ROWS:
+        for flag, value in row.entries:
+            if value is not None:
+                choices = [getattr(choice, "name", choice) for choice in megatron[flag].choices]
+                assert value in choices, f"--{flag} {value}"
+
+
+def test_rows_are_complete():
+    assert {row.status for row in refused.ROWS} == {"refused"} and all(row.instead for row in refused.ROWS)
+    assert {row.status for row in inert.ROWS} == {"inert here"}
+    assert {row.status for row in shown.ROWS} == {"as in Megatron"}
+    for row in ROWS:
+        assert row.reason and row.when in CONDITIONS and not row.reason.endswith(".")
+
+
+def test_the_named_test_names_the_option(megatron):
+    texts = {row.shown_by: (ROOT / row.shown_by).read_text(encoding="utf-8") for row in shown.ROWS}
+    missing = [
+        f"--{flag}: {row.shown_by}"
+        for row in shown.ROWS
+        for flag, _ in row.entries
+        if f"--{flag}" not in texts[row.shown_by] and megatron[flag].dest not in texts[row.shown_by]
+    ]
+    assert missing == []
+
+
+def test_the_page_is_up_to_date():
+    text = document_arguments.DOCUMENT.read_text(encoding="utf-8")
+    assert document_arguments.page() == text, "run python tools/document_arguments.py"
+
+
+YARN = "no-yarn-correction-range-round-to-int"  # the opposite of another option, which is given
+
+
+def other_value(action):
+    """Words that give an option another value than its default."""
+    flag = action.option_strings[0]
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        return [flag]
+    if action.choices:
+        return [flag, next(str(getattr(one, "name", one)) for one in action.choices if one != action.default)]
+    return [flag, "attn" if action.dest.startswith("cuda_graph") else "7"]
+
+
+def test_every_refused_option_is_refused_with_a_reason(megatron):
+    """All at once: each is named with its own reason, none is empty, and nothing else fails because of them."""
+    rows = [(row, flag, value) for row in refused.ROWS for flag, value in row.entries if flag != YARN]
+    words = [
+        word for row, flag, value in rows for word in ([f"--{flag}", value] if value else other_value(megatron[flag]))
+    ]
+    found = problems(*words)
+    assert all(problem.strip() for problem in found)
+    for _, flag, value in rows:
+        own = [problem for problem in found if problem.partition(":")[0].split()[0] == f"--{flag}"]
+        assert own, f"--{flag} {value or ''}"
+
+
+def test_a_refused_value_is_taken_where_its_condition_does_not_hold():
+    assert arguments.parse([*BASE, "--fp16", "--pipeline-model-parallel-size", "2"]).fp16
+
+
+def test_an_inert_option_is_named_once():
+    args = arguments.parse([*BASE, *TWO_BW, "--log-throughput", "--overlap-grad-reduce"])
+    overlap, throughput = args._notices
+    assert throughput.startswith("--log-throughput has no effect here: every log line")
+    assert overlap.startswith("--overlap-grad-reduce")
+    assert arguments.parse([*BASE, *TWO_BW])._notices == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--swiglu --squared-relu", "--swiglu and --squared-relu: a feed-forward block has one"),
+        ("--perform-rl-step", "this package pretrains"),
+        ("--hybrid-override-pattern M-*E", "Use --hybrid-layer-pattern"),
+        ("--adlr-autoresume", "nothing would be trained"),
+    ],
+)
+def test_reasons(words, text):
+    (problem,) = problems(*words.split())
+    assert text in problem
+
+
+def test_explain():
+    text, known = explain.explain("--ddp-average-in-collective --fp16 --hidden-size 3 --disable-manual-gc-eval".split())
+    assert known and [line.split(":")[0] for line in text.splitlines()] == [
+        "--ddp-average-in-collective",
+        "--fp16",
+        "--fp16",
+        "--hidden-size",
+        "--no-manual-gc-eval",
+    ]
+    assert "refused with a gradient delay: its dynamic loss scale" in text
+    text, known = explain.explain(["--keep-last", "--no-such-thing"])
+    assert not known and "an option of megatron_async" in text and "--no-such-thing: no such option" in text
+
+
+KERNELS = {
+    "--attention-backend": ("attention_backend", "flash"),
+    "--flash-attention-version": ("flash_attention_version", 3),
+    "--disable-bf16-reduced-precision-matmul": ("disable_bf16_reduced_precision_matmul", True),
+    "--cross-entropy-loss-fusion": ("cross_entropy_loss_fusion", True),
+    "--cross-entropy-fusion-impl": ("cross_entropy_fusion_impl", "te"),
+    "--no-masked-softmax-fusion": ("masked_softmax_fusion", True),
+    "--no-bias-dropout-fusion": ("bias_dropout_fusion", True),
+    "--no-gradient-accumulation-fusion": ("gradient_accumulation_fusion", True),
+}
+"""Options of kernels: argument and TransformerConfig's field (of one name), and a value that is not the CPU's."""
+
+
+@pytest.fixture(scope="module")
+def checked():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "1")
+        return arguments.parse(BASE)
+
+
+def test_kernels_reach_the_configuration_of_the_model(checked):
+    values = dict(KERNELS.values())
+    args = argparse.Namespace(**vars(checked) | values | {"vocab_size": 61})
+    args.bias_gelu_fusion = args.bias_swiglu_fusion = True  # one field for both: Megatron's `bias_activation_fusion`
+    args.no_persist_layer_norm = False
+    config = gpt_config_from_args(args).transformer
+    assert {name: getattr(config, name) for name in values} == values
+    assert config.bias_activation_fusion and config.persist_layer_norm
+
+
+def test_the_loss_scaler_reaches_the_optimizer(checked):
+    values = {"initial_loss_scale": 8.0, "min_loss_scale": 2.0, "loss_scale_window": 3.0, "hysteresis": 5}
+    config, _ = get_megatron_optimizer_config(argparse.Namespace(**vars(checked) | values))
+    assert {name: getattr(config, name) for name in values} == values
+
+
+def test_data_options_reach_the_data_set(checked):
+    values = {
+        "mid_level_dataset_surplus": 0.5,
+        "dataloader_fast_cache_load": True,
+        "dataloader_defer_npy_index_mmap": True,
+        "mmap_bin_files": False,
+        "num_dataset_builder_threads": 3,
+        "allow_ambiguous_pad_tokens": True,
+    }
+    args = argparse.Namespace(**vars(checked) | values)
+    config = dataset_config(
+        args, DataSources(None, None, ()), SimpleNamespace(vocab_size=61, eod=0, pad=-1), (8, 4, 4), "cache"
+    )
+    found = vars(config)
+    assert found["fast_cache_load"] and found["defer_npy_index_mmap"] and found["allow_ambiguous_pad_tokens"]
+    assert (found["mmap_bin_files"], found["num_dataset_builder_threads"]) == (False, 3)
+
+
+READERS = {
+    build_tokenizer: "vocab_file merge_file metadata_path special_tokens tiktoken_pattern tiktoken_num_special_tokens "
+    "tokenizer_sentencepiece_legacy tokenizer_sentencepiece_ignore_extra_whitespaces tokenizer_hf_no_use_fast "
+    "tokenizer_hf_no_include_special_tokens trust_remote_code null_tokenizer_eod_id null_tokenizer_pad_id",
+    global_vars: "disable_jit_fuser wandb_save_dir wandb_entity",
+    initialize: "logging_level flight_recorder_dump_path flight_recorder_trace_buffer_size "
+    "flight_recorder_dump_on_timeout flight_recorder_include_stack_trace flight_recorder_include_only_active "
+    "flight_recorder_extra_dump_on_exec",
+    parallel: "distributed_backend distributed_timeout_minutes use_gloo_process_groups",
+    pretrain: "exit_duration_in_mins",
+    store: "save_retain_interval pretrained_checkpoint",
+    TransformerConfig: "apply_rope_fusion moe_permute_fusion moe_router_fusion",
+    log: "moe_per_layer_logging",
+    parallel._make_groups: "expert_tensor_parallel_size",
+    get_optimizer_param_scheduler: "lr_wsd_decay_samples",
+    datasets: "per_dataset_sequences_path",
+}
+"""What a run calls, and the arguments that it reads, where an effect would need a GPU, a service or a network."""
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_arguments_are_read(reader):
+    source = inspect.getsource(reader)
+    assert [name for name in READERS[reader].split() if not re.search(rf"\b{name}\b", source)] == []
