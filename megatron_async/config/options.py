@@ -28,7 +28,7 @@ def _switch(help: str) -> dict[str, Any]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--device": _choice(platform.DEVICE_CHOICES, "auto", "Device to train on; auto takes a GPU if there is one."),
-    "--model": _text("PRESET", "Model preset; explicit options win. 'list' prints all presets."),
+    "--model": _text("PRESET", "Model preset; explicit options win; 'list': all."),
     "--model-class": _choice(
         ("gpt", "hybrid"),
         "gpt",
@@ -77,8 +77,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--log-update-statistics": _count(
         0, "Log the sizes of updates and corrections by role every N batches; 0 is never."
     ),
-    "--sync-start-iters": _count(0, "Synchronous batches at the start of training."),
-    "--sync-cooldown-iters": _count(0, "Synchronous batches at the end of training."),
+    "--sync-start-iters": _count(0, "Synchronous batches at the start."),
+    "--sync-cooldown-iters": _count(0, "Synchronous batches at the end."),
     "--data-order-samples": _count(
         None,
         "Training samples that the order of the data is drawn for: those of the run, or of the checkpoint's run. A "
@@ -99,7 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--metrics-file": _text("FILE", "JSON lines: one for each batch and each evaluation."),
     "--trace-file": _text("FILE", "Timeline of the pipeline in Chrome's trace format."),
     "--trace-batches": _count(12, "Batches in the timeline, from the first of this run."),
-    "--explain": _switch("Print the status of the other options given: as in Megatron, refused, or without effect."),
+    "--explain": _switch("Print the status of the other options given."),
     "--dry-run": _switch(
         "Print parameters, memory, schedule and time estimates; train nothing. Needs no data, no second process."
     ),

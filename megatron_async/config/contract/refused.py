@@ -145,6 +145,13 @@ _TRAINING_LOOP = (
         "a batch has the size that was asked for",
         "Give sizes that are multiples of --micro-batch-size x data-parallel size.",
     ),
+    Row(
+        "refused",
+        "rampup-batch-size",
+        "Megatron-Core 0.19 ignores it",
+        "Give --step-batch-size-schedule.",
+        rule="training/rules.py",
+    ),
     _refused("phase-transition-iterations", "the data cannot change in the middle of a run", "Start a second run."),
     _refused("test-mode", "it belongs to Megatron's own tests"),
     _refused("freeze-all-layers", "the step loop would train every parameter"),

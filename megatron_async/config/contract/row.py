@@ -31,6 +31,7 @@ class Row:
         reason: as in Megatron: how the value takes effect. Refused: why. Inert: why it cannot matter.
         instead: of refused options: what to do.
         shown_by: of options as in Megatron: the test that shows their effect.
+        rule: of refused options: the module whose rule refuses them with the numbers at hand; "" for the table's own.
         when: a key of `CONDITIONS`. A row with a condition, or with one value of a flag, adds to the flag's own row.
     """
 
@@ -39,6 +40,7 @@ class Row:
     reason: str
     instead: str = ""
     shown_by: str = ""
+    rule: str = ""
     when: str = ""
 
     @property

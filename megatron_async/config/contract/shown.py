@@ -117,8 +117,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         "tests/distributed/test_batches.py",
-        "iterations-to-skip rampup-batch-size step-batch-size-schedule train-samples lr-warmup-samples "
-        "lr-decay-samples",
+        "iterations-to-skip step-batch-size-schedule train-samples lr-warmup-samples lr-decay-samples",
         "under every schedule and in the delay oracle",
     ),
     _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
