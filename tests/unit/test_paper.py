@@ -63,7 +63,7 @@ def test_a_plan_with_a_fault_is_refused():
 
 def test_tables_of_two_share_their_runs():
     first, second, third = (plan.read_table(name, rows=["muon"]) for name in ("table1", "table2", "muon"))
-    assert plan.count([first, second, third], TOY) == plan.count([second], TOY) == 4 - 1 + 5 * 3
+    assert plan.count([first, second, third], TOY) == plan.count([second], TOY) == 3 - 1 + 5 * 3
 
 
 @pytest.mark.parametrize("doubled", ("seeds = [1, 1]", "[[rows]]"))
@@ -108,7 +108,7 @@ def test_the_table_has_every_number():
     assert found["error-feedback"].paper["360m"] == pytest.approx((2.583, 0.005, 0.71))
     assert all(cell.rate == 0.016 and not cell.edge for cell in found.values())
     lines = results.markdown(table, TOY, made_up).splitlines()
-    assert lines[2].startswith("12 of 12 runs are done.")
+    assert lines[2].startswith("11 of 11 runs are done.")
     assert lines[-1].startswith(
         "| muon | error-feedback | 0.016 | 3 | 3.0447 ± 0.0240 | +0.0400 ± 0.0200 | 75% | 2.583"
     )
@@ -118,7 +118,7 @@ def test_a_table_of_some_runs_says_how_many():
     table = plan.read_table("table2", rows=["muon", "adam"], variants=["error-feedback", "gradient-error-feedback"])
 
     def some(run: plan.Run) -> float | None:
-        if (run.row == "adam" and run.rate == 0.004) or (run.seed == 3 and run.variant == table.twin):
+        if (run.row == "adam" and run.rate == 0.008) or (run.seed == 3 and run.variant == table.twin):
             return None
         return made_up(run)
 
@@ -174,7 +174,7 @@ def test_runs_are_done_once_and_continued(tmp_path, fakes):
     runs = all_runs(table, TOY)
     assert len(losses.seconds()) == len(runs) == plan.count([table], TOY)
     assert math.isnan(losses(next(run for run in runs if run.variant == "gradient-error-feedback")))
-    assert "15 of 15 runs are done" in (tmp_path / "table2.md").read_text(encoding="utf-8")
+    assert "14 of 14 runs are done" in (tmp_path / "table2.md").read_text(encoding="utf-8")
     assert (tmp_path / "table2.png").stat().st_size > 1000
     # A killed command leaves some lines; the next one does the rest and no other.
     lines = (tmp_path / "losses.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
