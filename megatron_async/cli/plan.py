@@ -17,6 +17,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from megatron_async import platform
 from megatron_async.config.command_line import value_of
 from megatron_async.planning import devices
 from megatron_async.planning.timing import CAUSES
+from megatron_async.platform import gpu
 from megatron_async.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -149,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if no layout fits, 2 for wrong arguments."""
     options, run = _parse(list(sys.argv[1:] if argv is None else argv))
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    gpu.set_environment(tensor_parallel=True)
     platform.activate_or_exit(platform.choose(value_of(run, "--device") or "auto")[0])
     if options.measure is not None:
         from megatron_async.planning.measure import device_of_this_machine
@@ -192,7 +195,8 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     rows, best = [], []
     for number in options.devices:
         found = search.best(number, schedules, options.tensor, options.largest_pipeline)
-        best += [own for own in found if not _problems(_command(own, run, device.devices_per_node), number)][:1]
+        accepted = (own for own in found if not _problems(_command(own, run, device.devices_per_node), number))
+        best += islice(accepted, 1)
         rows += found[: options.rows] if len(options.devices) == 1 else _first_of_each(found)
         if not found:
             console.print(f"{number} devices: nothing fits. {search.nearest_text()}", soft_wrap=True)

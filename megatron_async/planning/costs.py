@@ -96,13 +96,14 @@ class CostModel:
         experts = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1)
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
         reduction = update = 0.0
-        for block in on_stages(args, model):
-            for own in block.parameters:
-                ranks = max(1, span // experts) if own.is_expert else replicas
-                size = own.local * (_FP32 + (self._width if sharded else _FP32)) / stages
-                reduction += size * (ranks - 1) / ranks / device.bandwidth(span)
-                # Gradient, weight and about two buffers are read, all but the gradient written.
-                update += 7 * _FP32 * own.local / stages / (ranks if sharded else 1) / device.memory_bandwidth
+        parameters = [own for block in on_stages(args, model) for own in block.parameters]
+        for is_expert in (False, True):
+            local = sum(own.local for own in parameters if own.is_expert == is_expert) / stages
+            ranks = max(1, span // experts) if is_expert else replicas
+            size = local * (_FP32 + (self._width if sharded else _FP32))
+            reduction += size * (ranks - 1) / ranks / device.bandwidth(span)
+            # Gradient, weight and about two buffers are read, all but the gradient written.
+            update += 7 * _FP32 * local / (ranks if sharded else 1) / device.memory_bandwidth
         transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
         return Exchange(transfer, reduction, update)
 

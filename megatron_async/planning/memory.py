@@ -56,13 +56,13 @@ def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: i
     weight = 2 if args.bf16 or args.fp16 else _FP32
     held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     ranks, expert_ranks = _owners(args)
-    optimizers = options.assignment(args)
+    optimizers, delayed = options.assignment(args), is_delayed(args)
     for own in parameters:
         share = expert_ranks if own.is_expert else ranks
         held["weights"] += weight * own.local
         held["second_weight_version"] += weight * own.local * (versions - 1)
         held["gradients"] += _FP32 * own.local
-        held["second_gradient_generation"] += _FP32 * own.local if is_delayed(args) else 0
+        held["second_gradient_generation"] += _FP32 * own.local if delayed else 0
         held["optimizer_state"] += _FP32 * _state(args, optimizers, own) / share
         held["correction"] += _FP32 * _correction(args, own, delay) / share
     return held

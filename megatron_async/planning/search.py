@@ -73,6 +73,7 @@ class Search:
         self._base, self._device = base, device
         self._micro_batches, self._recompute = micro_batches, recompute
         self._models: dict[tuple[int, int], list[Block]] = {}
+        self._times: dict[tuple[int, int, int, bool], list[BlockTime]] = {}
         self.nearest: tuple[int, Layout] | None = None
 
     def best(self, devices: int, schedules: Sequence[str], tensor: Sequence[int], pipeline: int) -> list[Outcome]:
@@ -151,14 +152,17 @@ class Search:
             self._models[tensor, expert] = distributed(self._models[tensor, 0], args.num_experts or 1, expert)
         return self._models[tensor, expert]
 
-    def _costs(self, args: argparse.Namespace) -> tuple[list[BlockTime], Exchange]:
+    def _costs(self, args: argparse.Namespace, layout: Layout) -> tuple[list[BlockTime], Exchange]:
         costs, model = CostModel(args, self._device), self._model(args)
-        return costs.blocks(model), costs.exchange(model)
+        key = layout.tensor, layout.expert, layout.micro_batch, layout.recompute
+        if key not in self._times:
+            self._times[key] = costs.blocks(model)
+        return self._times[key], costs.exchange(model)
 
     def _bound(self, layout: Layout) -> float:
         """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
         args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
-        times, exchange = self._costs(args)
+        times, exchange = self._costs(args, layout)
         definition = SCHEDULES[layout.schedule]
         slowest = max(sum(own.total for own in times) / layout.pipeline, *(own.total for own in times))
         slots = self._base.global_batch_size // (layout.micro_batch * layout.data)
@@ -170,7 +174,7 @@ class Search:
     def _outcome(self, devices: int, layout: Layout) -> Outcome | None:
         args = self.arguments(devices, layout)
         model = self._model(args)
-        times, exchange = self._costs(args)
+        times, exchange = self._costs(args, layout)
         try:
             chosen: Choice = choose(args, model, times, self._device.memory_bytes, simulations=0)
         except NoSplit as problem:

@@ -62,37 +62,38 @@ def batch_time(
         parts: for each rank and chunk the times of its blocks.
         microbatches: per batch and pipeline.
     """
-    costs = stage_costs(parts)
+    costs, hosted = stage_costs(parts), stage_costs(parts, host=True)
     totals = [own.forward + own.backward for own in costs]
     mean, slowest = sum(totals) / len(totals), max(totals)
-    hosted = stage_costs(parts, host=True)
-    stepped = [StageCosts(own.forward, own.backward, exchange.update, own.shares) for own in hosted]
-    bounds = [microbatches * mean, microbatches * slowest]
-    simulated = [
-        _seconds(name, tuple(costs), microbatches, 0.0, 0.0),
-        _seconds(name, tuple(costs), microbatches, exchange.transfer, 0.0),
-        _seconds(name, tuple(hosted), microbatches, exchange.transfer, 0.0),
-        _seconds(name, tuple(stepped), microbatches, exchange.transfer, exchange.reduction),
+    times = [
+        microbatches * mean,
+        microbatches * slowest,
+        _seconds(name, tuple(costs), microbatches, 0.0),
+        _seconds(name, tuple(costs), microbatches, exchange.transfer),
+        _seconds(name, tuple(hosted), microbatches, exchange.transfer),
     ]
-    times = [*bounds, *simulated]
+    reduction = exchange.reduction
+    if SCHEDULES[name].delayed:  # an update is due when its batch's weights are, in the next batch
+        reduction = max(0.0, reduction - (microbatches - len(costs) + 1) * slowest)
+    times.append(times[-1] + reduction + exchange.update)
     idle = {cause: max(0.0, times[i + 1] - times[i]) for i, cause in enumerate(CAUSES)}
-    return BatchTime(bounds[0] + sum(idle.values()), bounds[0], idle)
+    return BatchTime(times[0] + sum(idle.values()), times[0], idle)
 
 
-def _seconds(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float, reduction: float) -> float:
+def _seconds(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float) -> float:
     """Seconds of a batch; one of many micro-batches from two smaller ones, since each further one adds the same."""
     stages = len(costs)
     small, large = 2 * stages, 3 * stages
     if microbatches <= large:
-        return _period(name, costs, microbatches, transfer, reduction)
-    first, second = (_period(name, costs, number, transfer, reduction) for number in (small, large))
+        return _period(name, costs, microbatches, transfer)
+    first, second = (_period(name, costs, number, transfer) for number in (small, large))
     return second + (microbatches - large) * (second - first) / (large - small)
 
 
 @lru_cache(maxsize=4096)
-def _period(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float, reduction: float) -> float:
+def _period(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float) -> float:
     schedule = table(name, len(costs), microbatches)
-    return period(schedule, simulate(schedule, costs, transfer=transfer, reduction=reduction))
+    return period(schedule, simulate(schedule, costs, transfer=transfer))
 
 
 @lru_cache(maxsize=256)
