@@ -192,7 +192,8 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     speed = device.speed("bf16" if base.bf16 else "fp32") / 1e12
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     console.print(f"{device.description}: {speed:.4g} TFLOP/s in use ({device.efficiency_source})", soft_wrap=True)
-    rows, best = [], []
+    rows: list[Outcome] = []
+    best: list[Outcome] = []
     for number in options.devices:
         found = search.best(number, schedules, options.tensor, options.largest_pipeline)
         accepted = (own for own in found if not _problems(_command(own, run, device.devices_per_node), number))

@@ -41,8 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--pipeline-balance": {
         "choices": ("auto", "even", "measured"),
-        "help": "Layers of the stages. auto: equal times by --plan-device; measured: by times taken at the start; "
-        "even: as Megatron. Default: auto for delayed schedules on GPUs, unless you give a split; else even.",
+        "help": "Layers of stages: equal times, estimated or measured at the start. Default: auto for delayed "
+        "schedules on GPUs.",
     },
     "--plan-device": _text("DEVICE", f"Device of estimates: {', '.join(devices.NAMES)} or a TOML file."),
     "--gradient-delay": _text(
@@ -77,6 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--log-update-statistics": _count(
         0, "Log the sizes of updates and corrections by role every N batches; 0 is never."
     ),
+    "--log-stage-balance": _count(100, "Log each stage's compute every N batches."),
     "--sync-start-iters": _count(0, "Synchronous batches at the start."),
     "--sync-cooldown-iters": _count(0, "Synchronous batches at the end."),
     "--data-order-samples": _count(

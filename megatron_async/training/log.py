@@ -71,6 +71,8 @@ class Log:
         self._to_writers(self._scalars(row), row["iteration"])
         if row["iteration"] % self._args.log_interval == 0:
             self.say(self._line(row))
+        if "stage_compute_ms" in row:
+            self.say(_stages(row))
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=row["iteration"])
 
@@ -140,6 +142,14 @@ class Log:
             f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
             f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
         )
+
+
+def _stages(row: Row) -> str:
+    """Compute of each stage, relative to the slowest."""
+    times = row["stage_compute_ms"]
+    shares = ", ".join(f"{stage}: {own / max(max(times), 1e-9):.1%}" for stage, own in enumerate(times))
+    hint = f" | {row['stage_hint']}" if "stage_hint" in row else ""
+    return f" compute of the stages at iteration {row['iteration']}, of {max(times):.1f} ms | {shares}{hint}"
 
 
 def _start_progress(completed: int, train_iters: int) -> Progress:

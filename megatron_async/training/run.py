@@ -52,6 +52,7 @@ from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import LargestLogit, Metrics
 from megatron_async.training.provenance import versions
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
+from megatron_async.training.stage_balance import Expected, StageBalance
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
 from megatron_async.training.trace import TraceFile
 
@@ -78,7 +79,7 @@ def build(
         callbacks: further callbacks. They precede the log, so they may add values to a batch.
         forward_step: Megatron's forward step function; None for a GPT.
     """
-    vocabulary = _start(args)
+    vocabulary, expected = _start(args)
     trained = _trained(args, vocabulary)
     checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
     checkpoints.prepare()
@@ -94,14 +95,14 @@ def build(
         forward_step=forward_step,
         data=data,
         checkpoints=checkpoints,
-        callbacks=[*_callbacks(args, trained, staleness, stops), *callbacks, _metrics(args)],
+        callbacks=[*_callbacks(args, trained, staleness, stops, expected), *callbacks, _metrics(args)],
     )
 
 
 def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
     """Evaluate a checkpoint on the validation and test sets, without optimizer and training data."""
     args.no_load_rng = True
-    vocabulary = _start(args)
+    vocabulary, _ = _start(args)
     model, _, _ = _model(args, vocabulary)
     Checkpoints(args, model, None, None, versions()).load()
     data = data_iterators(args)
@@ -120,8 +121,9 @@ def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[
     return status
 
 
-def _start(args: argparse.Namespace) -> int:
-    """Make process groups and Megatron's global state; return the size of the vocabulary. Collective."""
+def _start(args: argparse.Namespace) -> tuple[int, Expected | None]:
+    """Make process groups and Megatron's global state; return the size of the vocabulary, and what is expected of the
+    stages. Collective."""
     _adjust(args)
     if args.device == "cuda":
         gpu.record_flights(args)
@@ -130,6 +132,7 @@ def _start(args: argparse.Namespace) -> int:
     set_wandb_writer(writers.wandb(args))
     balance.finish(args)  # the tokenizer knows the size of the vocabulary
     measured = measure.Measured(args) if args.pipeline_balance == "measured" else None
+    expected = None if args.skip_train else Expected.of(args)
     initialize(args)
     if measured is not None:
         measured.settle()
@@ -139,7 +142,7 @@ def _start(args: argparse.Namespace) -> int:
         print("\n".join(f"> {line}" for line in lines), flush=True)
     # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
     args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
-    return int(args.tokenizer_vocab_size)
+    return int(args.tokenizer_vocab_size), expected
 
 
 def _adjust(args: argparse.Namespace) -> None:
@@ -193,7 +196,11 @@ def _make_steps(staleness: StalenessValues, training: Training) -> Steps:
 
 
 def _callbacks(
-    args: argparse.Namespace, trained: Trained, staleness: StalenessValues, stops: StopRequests
+    args: argparse.Namespace,
+    trained: Trained,
+    staleness: StalenessValues,
+    stops: StopRequests,
+    expected: Expected | None,
 ) -> Iterator[Callback]:
     """All callbacks but the log. Collective."""
     if args.world_size > 1:
@@ -206,6 +213,8 @@ def _callbacks(
     if watches_logits(args):
         yield LargestLogit(group_of_all("largest logit"))
     yield FirstLoss()
+    if expected is not None:
+        yield StageBalance(expected, group_of_all("stage balance"))
     yield SkippedUpdates(args.max_consecutive_skips, BatchSizes.of(args))
     yield StopOnRequest(stops)
     if args.trace_file:

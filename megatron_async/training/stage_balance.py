@@ -1,0 +1,121 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Compute of each stage in a running job, and a better split where one is slower than the others."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import mpu
+
+from megatron_async.mcore.model import layers_by_chunk
+from megatron_async.mcore.parallel import device
+from megatron_async.planning import balance, devices
+from megatron_async.planning.costs import BlockTime, CostModel
+from megatron_async.planning.parameters import Block, blocks
+from megatron_async.schedules.arguments import schedule_of
+from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
+
+if TYPE_CHECKING:
+    from megatron_async.training.loop import Loop
+
+SLOW = 0.05
+"""Share by which a stage must be slower than the mean of the others for a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Arguments and estimated times of a run's blocks; made before its process groups exist."""
+
+    args: argparse.Namespace
+    model: Sequence[Block]
+    times: Sequence[BlockTime]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Expected | None":
+        """None where a run has one stage or Megatron's own schedule, or ends before the first report."""
+        pipelined = args.pipeline_model_parallel_size > 1 and not schedule_of(args).megatron
+        if not pipelined or not 0 < args.log_stage_balance <= (args.train_iters or 0):
+            return None
+        known = balance.with_vocabulary(args)
+        model = blocks(known)
+        return cls(args, model, CostModel(known, devices.find(args.plan_device)).blocks(model))
+
+    def hint(self, seconds: Sequence[float]) -> str | None:
+        """What to do about the slowest stage, from the compute of each stage for a batch.
+
+        A stage's blocks share what was measured in proportion to their estimates.
+        """
+        slowest = max(range(len(seconds)), key=lambda stage: seconds[stage])
+        others = (sum(seconds) - seconds[slowest]) / (len(seconds) - 1)
+        if not 0 < others < seconds[slowest] / (1 + SLOW):
+            return None
+        text = f"stage {slowest} is {seconds[slowest] / others - 1:.0%} slower than the others"
+        layers = layers_by_chunk(self.args)
+        factors = [1.0] * len(self.times)
+        for stage, chunks in enumerate(layers):
+            numbers = [layer + 1 for chunk in chunks for layer in chunk]
+            numbers = [0] * (stage == 0) + numbers + [len(factors) - 1] * (stage == len(layers) - 1)
+            estimated = sum(self.times[number].total for number in numbers)
+            for number in numbers:
+                factors[number] = seconds[stage] / (estimated or 1.0)
+        scaled = [BlockTime(own.forward * by, own.backward * by) for own, by in zip(self.times, factors, strict=True)]
+        if self.args.hybrid_layer_pattern is None:
+            better = balance.choose(self.args, self.model, scaled, simulations=0)
+            least = _slowest(scaled, better.ends, len(seconds))
+            if least < 0.98 * seconds[slowest]:
+                return (
+                    f"{text}: --pipeline-model-parallel-layout '{better.layout}' would make the slowest stage "
+                    f"{1 - least / seconds[slowest]:.0%} faster; a resume may take it"
+                )
+        return f"{text}: no other split is faster; if the stages' layers are the same, look at its host and device"
+
+
+def _slowest(times: Sequence[BlockTime], ends: Sequence[int], stages: int) -> float:
+    parts = [sum(own.total for own in times[start:end]) for start, end in zip((0, *ends), ends, strict=False)]
+    return max(sum(parts[stage::stages]) for stage in range(stages))
+
+
+class PendingStages(Reduced):
+    """Compute of each stage for a batch, of its slowest rank.
+
+    Args:
+        seconds: [stages], 0 for other stages.
+        group: of all ranks.
+        expected: for a hint.
+    """
+
+    def __init__(self, seconds: torch.Tensor, group: dist.ProcessGroup | None, expected: Expected) -> None:
+        super().__init__(seconds, group, dist.ReduceOp.MAX)
+        self._expected = expected
+
+    def read(self) -> Mapping[str, Any]:
+        """Milliseconds of each stage, and a hint where one is slow."""
+        seconds = self._values.read()
+        values: dict[str, Any] = {"stage_compute_ms": [1000 * own for own in seconds]}
+        hint = self._expected.hint(seconds) if min(seconds) > 0 else None
+        return values | ({"stage_hint": hint} if hint else {})
+
+
+class StageBalance(Callback):
+    """Logs the compute of each stage every `--log-stage-balance` batches, the mean since the last time."""
+
+    def __init__(self, expected: Expected, group: dist.ProcessGroup | None) -> None:
+        self._expected, self._group = expected, group
+        self._interval = expected.args.log_stage_balance
+        self._seen, self._batches = 0.0, 0
+
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._timeline = loop.timeline
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        self._batches += 1
+        if batch.iteration % self._interval:
+            return
+        stages = self._expected.args.pipeline_model_parallel_size
+        seconds = torch.zeros(stages, dtype=torch.float64, device=device())
+        seconds[mpu.get_pipeline_model_parallel_rank()] = (self._timeline.compute - self._seen) / self._batches
+        self._seen, self._batches = self._timeline.compute, 0
+        batch.pending.append(PendingStages(seconds, self._group, self._expected))
