@@ -165,6 +165,19 @@ def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:
     return model.shared_embedding_or_output_weight() if model.pre_process or model.post_process else None
 
 
+def tied_copies_differ(chunks: list[Any]) -> bool:
+    """Whether the first and the last stage hold unequal copies of the tied embedding. Collective over these two."""
+    copies = [weight for chunk in chunks if (weight := tied_embedding(chunk)) is not None]
+    if not copies:
+        return False
+    # Sum and norm say enough, and need no room for another copy.
+    sums = [copies[0].sum(dtype=torch.float64), torch.linalg.vector_norm(copies[0], dtype=torch.float64)]
+    low, high = torch.stack(sums).detach(), torch.stack(sums).detach()
+    torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN, group=mpu.get_embedding_group())
+    torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX, group=mpu.get_embedding_group())
+    return not torch.equal(low, high)
+
+
 def use_router_loss_tracker(tracker: Any) -> None:
     """Let routers report their losses to an object with the `record` method of Megatron's `MoEMetricsTracker`."""
     set_moe_metrics_tracker(tracker)

@@ -36,7 +36,8 @@ class SynchronousSteps:
         self._forward_backward = get_forward_backward_func()
         if training.args.overlap_grad_reduce:  # Megatron's loop does this: reductions start in the last micro-batch
             chunks = [chunk.no_sync for chunk in training.model]
-            get_model_config(training.model[0]).no_sync_func = chunks if len(chunks) > 1 else chunks[0]
+            config = get_model_config(training.model[0])
+            config.no_sync_func = chunks if len(chunks) > 1 else chunks[0]
         self._master_step = training.master_step(training.model, self.optimizer, optimizer_step)
 
     @property

@@ -30,6 +30,10 @@ class FirstLossNotFinite(TrainingFault):
     """The loss of the first batch is not a number, or infinite."""
 
 
+class TiedCopiesDiffer(TrainingFault):
+    """Input embedding and head, which are one weight, begin unequal: the stages would train different models."""
+
+
 class FirstLoss(Callback):
     """Ends a run whose first loss is not finite: no later batch would mend it."""
 

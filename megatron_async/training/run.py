@@ -13,11 +13,13 @@ from megatron.core.utils import get_model_config
 
 from megatron_async import reference
 from megatron_async.checkpoint.manifest import arguments_as_json
+from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
 from megatron_async.data.iterators import RunData, run_data
 from megatron_async.mcore.arguments import overridden
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.build import setup_model_and_optimizer
+from megatron_async.mcore.model import tied_copies_differ
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.mcore.parallel import device, initialize, shut_down
 from megatron_async.mcore.rng import fork_rng
@@ -45,7 +47,7 @@ from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.evaluation import Evaluation, GivenUp
-from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest
+from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
 from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
@@ -84,6 +86,8 @@ def build(
     checkpoints = Checkpoints(args, trained.model, trained.optimizer, trained.scheduler, versions())
     checkpoints.prepare()
     checkpoints.load()
+    if args.perform_initialization and largest(tied_copies_differ(trained.model)):
+        raise TiedCopiesDiffer("the first and the last stage begin with unequal copies of the tied embedding")
     data = data_iterators(args)
     staleness = StalenessValues()
     forward_step = forward_step or gpt.ForwardStep(args, vocabulary)

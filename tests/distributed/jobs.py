@@ -82,6 +82,29 @@ def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
         return train(arguments)
 
 
+def unequal_tied_copies(arguments: Sequence[str]) -> str:
+    """Name of the error of a run whose stages load different embeddings."""
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from megatron_async.config import arguments as command_line
+    from megatron_async.mcore.model import tied_embedding
+    from megatron_async.training import run
+
+    def disturb(self: Any) -> None:
+        tied_embedding(self._model[0]).data.add_(1e-6 * dist.get_rank())
+
+    with mock.patch.object(run.Checkpoints, "load", disturb):
+        try:
+            run.build(command_line.parse(line(arguments)))
+        except run.TiedCopiesDiffer as error:
+            return type(error).__name__
+        finally:
+            run.close()
+    return "none"
+
+
 def train_without_launcher(arguments: Sequence[str]) -> Outcome:
     """As `train`, in a process that nobody told about others."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"):

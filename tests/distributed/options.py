@@ -33,6 +33,7 @@ LAYOUTS = {
     "1F1B": (2, STAGES),
     "1F1B, two chunks": (4, "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"),
     "DP2": (2, ""),
+    "TP2 x EP2": (4, "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2"),
 }
 """Ranks and words by the layout's name; those with a delay are compared with the delay oracle."""
 EXPERTS = (
@@ -169,6 +170,9 @@ KEEPS = {
         --use-distributed-optimizer --ddp-num-buckets 3
         --use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw
         --use-tp-pp-dp-mapping
+        """,
+    ("TP2 x EP2", f"{EXPERTS} --normalization RMSNorm"): """
+        | --expert-tensor-parallel-size 1
         """,
     ("1F1B", ""): """
         --num-layers-per-virtual-pipeline-stage 1

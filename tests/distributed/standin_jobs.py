@@ -2,6 +2,7 @@
 """Jobs that train with stand-ins for libraries that need a GPU."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -62,3 +63,24 @@ def fused_gradients(arguments: Sequence[str]) -> int:
     with mock.patch.object(FusedWeightGradient, "wgrad_gemm_accum_fp32", counted):
         train_with("fused weight gradients", arguments)
     return count
+
+
+def uneven_collectives(rows: Sequence[int]) -> list[list[float]]:
+    """What this rank gets from Megatron's gather and scatter of `rows[r]` rows of rank r, and from an exchange in which
+    rank r sends `rows[d]` rows to rank d. Row i of rank r holds 100 r + i; the scattered sum is over ranks."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = 100.0 * rank + torch.arange(rows[rank]).float()
+    gathered = [torch.full((count,), math.nan) for count in rows]
+    dist.all_gather(gathered, own)
+    whole = 100.0 * rank + torch.arange(sum(rows)).float()
+    scattered = torch.full((rows[rank],), math.nan)
+    dist.reduce_scatter(scattered, list(whole.split(list(rows))))
+    exchanged = torch.full((size * rows[rank],), math.nan)
+    sizes = torch.tensor([rows[rank]] * size), torch.tensor(list(rows))
+    dist.all_to_all_single(exchanged, whole, *sizes)
+    dist.destroy_process_group()
+    return [torch.cat(gathered).tolist(), scattered.tolist(), exchanged.tolist()]

@@ -17,3 +17,8 @@ def test_the_option_has_its_effect(pool, part):
 def test_every_case_has_a_name_of_its_own(pool):
     names = [name for name, _ in checks(runner(pool))]
     assert len(names) == len(set(names)) > 100
+
+
+def test_a_run_does_not_start_with_unequal_tied_copies(pool):
+    words = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw".split()
+    assert pool.run("tests.distributed.jobs:unequal_tied_copies", words, ranks=2) == ["TiedCopiesDiffer"] * 2

@@ -70,3 +70,16 @@ def test_the_stand_in_adds_every_gradient_of_a_linear_layer(pool):
     arguments = f"{PP2} --pipeline-schedule 2bw".split()
     counts = pool.run("tests.distributed.standin_jobs:fused_gradients", arguments, ranks=2)
     assert counts == [4 * 2 * 48, (4 * 2 + 1) * 48]
+
+
+@pytest.mark.parametrize("rows", [(2, 2), (1, 3), (0, 3), (3, 0)])
+def test_collectives_of_shards_of_any_size(pool: Pool, rows: tuple[int, int]) -> None:
+    """The stand-ins for what gloo refuses give what the collectives are defined to give."""
+    starts = (0, rows[0])
+    for rank, (gathered, scattered, exchanged) in enumerate(
+        pool.run("tests.distributed.standin_jobs:uneven_collectives", rows, ranks=2)
+    ):
+        assert gathered == [100 * source + row for source in (0, 1) for row in range(rows[source])]
+        own = range(starts[rank], starts[rank] + rows[rank])
+        assert scattered == [100 + 2 * row for row in own]
+        assert exchanged == [100 * source + row for source in (0, 1) for row in own]

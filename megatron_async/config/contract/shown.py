@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
         "num-layers-per-virtual-pipeline-stage no-overlap-p2p-communication overlap-grad-reduce no-align-grad-reduce "
         "ddp-num-buckets ddp-bucket-size ddp-pad-buckets-for-high-nccl-busbw use-tp-pp-dp-mapping "
         "accumulate-allreduce-grads-in-fp32 no-clone-scatter-output-in-embedding enable-experimental "
-        "dump-param-to-param-group-map "
+        "dump-param-to-param-group-map expert-tensor-parallel-size "
         "loss-scale",
         "layout, memory and precision",
     ),
@@ -186,7 +186,7 @@ ROWS: tuple[Row, ...] = (
         CONTRACT,
         "distributed-backend distributed-timeout-minutes disable-gloo-process-groups disable-jit-fuser "
         "exit-duration-in-mins logging-level save-retain-interval pretrained-checkpoint "
-        "expert-tensor-parallel-size moe-per-layer-logging lr-wsd-decay-samples "
+        "moe-per-layer-logging lr-wsd-decay-samples "
         "wandb-save-dir wandb-entity flight-recorder-dump-path "
         "flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace "
         "no-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec",

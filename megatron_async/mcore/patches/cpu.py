@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 from megatron_async.mcore.patches import gloo
 from megatron_async.mcore.patches.patch import Patch
@@ -88,9 +89,27 @@ def _uneven_shards_by_broadcast(original: Callable[..., Any]) -> Callable[..., A
     ) -> Any:
         if len({part.numel() for part in tensor_list}) == 1:
             return original(tensor_list, tensor, group=group, async_op=async_op)
+        tensor_list[torch.distributed.get_rank(group)].copy_(tensor)
         for index, rank in enumerate(torch.distributed.get_process_group_ranks(group)):
             if tensor_list[index].numel():
                 torch.distributed.broadcast(tensor_list[index], src=rank, group=group)
+        return None
+
+    return wrapper
+
+
+def _uneven_shards_by_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(
+        output: torch.Tensor, input_list: list[torch.Tensor], op: Any = ReduceOp.SUM, group: Any = None, **kwargs: Any
+    ) -> Any:
+        if len({part.numel() for part in input_list}) == 1:
+            return original(output, input_list, op=op, group=group, **kwargs)
+        parts = [part.clone() for part in input_list]  # a reduction changes its input
+        for part, rank in zip(parts, torch.distributed.get_process_group_ranks(group), strict=True):
+            if part.numel():
+                torch.distributed.reduce(part, dst=rank, op=op, group=group)
+        output.copy_(parts[torch.distributed.get_rank(group)])
         return None
 
     return wrapper
@@ -218,6 +237,11 @@ PATCHES: tuple[Patch, ...] = (
             "torch.distributed:all_gather",
             "core/optimizer/layer_wise_optimizer.py: torch.distributed.all_gather(gather_list, src, group=group)",
             _uneven_shards_by_broadcast,
+        ),
+        (
+            "torch.distributed:reduce_scatter",
+            "core/tensor_parallel/mappings.py: torch.distributed.reduce_scatter(",
+            _uneven_shards_by_reduce,
         ),
     ),
     *_because(

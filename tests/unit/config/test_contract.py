@@ -239,7 +239,6 @@ READERS = {
     store: "save_retain_interval pretrained_checkpoint",
     TransformerConfig: "apply_rope_fusion moe_permute_fusion moe_router_fusion",
     log: "moe_per_layer_logging",
-    parallel._make_groups: "expert_tensor_parallel_size",
     get_optimizer_param_scheduler: "lr_wsd_decay_samples",
     datasets: "per_dataset_sequences_path",
 }
