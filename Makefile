@@ -24,7 +24,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/inductor
 export TRITON_CACHE_DIR := $(CACHE)/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity options check-gpu soak lint format benchmark clean
+.PHONY: help setup quickstart test test-cluster parity options check-gpu soak lint format benchmark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,13 @@ options: setup ## give options of Megatron-LM to short runs and compare their ef
 
 check-gpu: setup ## check this machine's GPUs (minutes); writes runs/check-gpu/report.md to send; emulated without a GPU
 	$(VENV_PYTHON) -W ignore tools/check_gpu.py
+
+test-cluster: setup ## hosts, SLURM and images with their real parts; as root, which installs them with apt-get
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+	        slurm-wlm munge iproute2; \
+	fi
+	$(VENV_PYTHON) -m pytest -m cluster tests/cluster
 
 soak: setup ## kill a run N times at random moments and compare with an undisturbed one
 	$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N)

@@ -152,6 +152,8 @@ def _start(args: argparse.Namespace) -> tuple[int, Expected | None]:
 def _adjust(args: argparse.Namespace) -> None:
     """Switch off what this loop replaces or does not need."""
     args.enable_one_logger = False  # NVIDIA's own service; this loop reports nothing to it
+    args.exit_signal_handler = False  # Megatron's handler would take the place of this loop's
+    args.exit_signal_handler_for_training = False
     args.rerun_mode = "disabled"  # Megatron's data iterators would keep all micro-batches
     if not schedule_of(args).megatron:
         args.overlap_grad_reduce = False  # the schedule reduces gradients itself

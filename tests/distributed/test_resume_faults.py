@@ -67,7 +67,9 @@ def test_one_rank_is_asked_to_end(pool, tmp_path, schedule, moment, rank, stoppe
 
 
 def test_without_a_folder_the_status_says_that_nothing_was_saved(pool):
-    arguments = f"{TWO_BW} --train-iters 8".split()
+    """Neither do Megatron's own handlers take the signal away."""
+    handlers = "--exit-signal-handler --exit-signal-handler-for-training"
+    arguments = f"{TWO_BW} --train-iters 8 {handlers}".split()
     parts = pool.run("tests.distributed.resume_jobs:train_signaled", arguments, 0, "training", ranks=2, timeout=600)
     assert [part.status for part in parts] == [143, 143]
 
