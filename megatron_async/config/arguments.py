@@ -22,7 +22,7 @@ from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
 from megatron_async.schedules import schedule_of
 
-_SAID_BY_RULES = ("world size (", "Megatron requires: args.save_interval ", "Megatron requires: not args.swiglu")
+_SAID_BY_RULES = ("world size (", "Megatron requires: --save-interval ", "Megatron requires: not --swiglu")
 """Objections of Megatron's that our rules state in more words: number of processes, saves without an interval, two
 activation functions."""
 

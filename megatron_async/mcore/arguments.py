@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,7 @@ def objection_of(error: BaseException) -> str:
     if str(error) and isinstance(error, AssertionError | ValueError | RuntimeError | TypeError | ImportError):
         return str(error)
     line = traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
+    line = re.sub(r"\bargs\.(\w+)", lambda name: f"--{name[1].replace('_', '-')}", line)
     what = "requires" if isinstance(error, AssertionError) else f"fails with {type(error).__name__} {error} at"
     return f"Megatron {what}: {line.removeprefix('assert ')}"
 

@@ -10,6 +10,10 @@ from megatron_async.schedules import is_delayed
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with parsed values."""
     yield from _phases(args)
+    if args.manual_gc_interval < 0:
+        yield f"--manual-gc-interval {args.manual_gc_interval}: must be at least 0; 0 is never."
+    if (args.manual_gc_interval or not args.manual_gc_eval) and not args.manual_gc:
+        yield "--manual-gc-interval and --no-manual-gc-eval without --manual-gc would be ignored: add --manual-gc."
     yield from _batch_sizes(args)
     if args.trace_batches < 1:
         yield f"--trace-batches {args.trace_batches}: must be at least 1."

@@ -46,6 +46,7 @@ from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
+from megatron_async.training.collector import ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
 from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
 from megatron_async.training.last_actions import LastActions
@@ -223,6 +224,8 @@ def _callbacks(
         yield StageBalance(expected, group_of_all("stage balance"))
     yield SkippedUpdates(args.max_consecutive_skips, BatchSizes.of(args))
     yield StopOnRequest(stops)
+    if args.manual_gc:
+        yield ManualCollection(args)
     if args.trace_file:
         yield TraceFile()
 

@@ -156,9 +156,9 @@ _TRAINING_LOOP = (
     _refused("test-mode", "it belongs to Megatron's own tests"),
     _refused("freeze-all-layers", "the step loop would train every parameter"),
     _refused(
-        "manual-gc manual-gc-interval no-manual-gc-eval empty-unused-memory-level",
-        "the step loop leaves both to Python and to torch's allocator",
-        "Leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fights fragmentation.",
+        "empty-unused-memory-level",
+        "the step loop leaves cached memory to torch's allocator, since activations of the next batch are in use",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
     ),
     _refused(
         "check-weight-hash-across-dp-replicas-interval gpu-sniff-test-interval train-sync-interval "

@@ -120,6 +120,11 @@ ROWS: tuple[Row, ...] = (
         "iterations-to-skip step-batch-size-schedule train-samples lr-warmup-samples lr-decay-samples",
         "under every schedule and in the delay oracle",
     ),
+    _shown(
+        "tests/unit/training/test_collector.py",
+        "manual-gc manual-gc-interval no-manual-gc-eval",
+        "Python collects at the same batches on every rank",
+    ),
     _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
     _shown(
         "tests/distributed/test_command_lines.py",

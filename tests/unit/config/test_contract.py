@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 from megatron_async import platform
 
@@ -130,6 +132,31 @@ def test_every_refused_option_is_refused_with_a_reason(megatron):
     for _, flag, value in rows:
         own = [problem for problem in found if problem.partition(":")[0].split()[0] == f"--{flag}"]
         assert own, f"--{flag} {value or ''}"
+
+
+def words_of_every_option():
+    """Another value for each option of Megatron's, with what it says about the job left out."""
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    add_megatron_options(parser)
+    return [tuple(other_value(action)) for action in parser._actions if action.dest not in SIZES]
+
+
+SIZES = ("num_layers", "rank", "local_rank")
+
+
+@seed(20261129)
+@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_five_options_at_once_are_taken_or_refused(data):
+    """Never a traceback, never an empty reason, whatever is combined."""
+    chosen = data.draw(st.lists(st.sampled_from(EVERY), min_size=5, max_size=5, unique=True))
+    try:
+        arguments.parse([*BASE, *TWO_BW, *(word for words in chosen for word in words)])
+    except arguments.ArgumentProblems as wrong:
+        assert wrong.problems and all(len(problem.split()) > 2 for problem in wrong.problems), wrong.problems
+
+
+EVERY = words_of_every_option()
 
 
 def test_a_refused_value_is_taken_where_its_condition_does_not_hold():

@@ -1,0 +1,29 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""`--manual-gc --manual-gc-interval --no-manual-gc-eval`: when Python collects, and when it does not."""
+
+import argparse
+import gc
+
+import pytest
+
+from megatron_async.training.callbacks import CompletedBatch
+from megatron_async.training.collector import ManualCollection
+
+
+@pytest.mark.parametrize(
+    ("interval", "around", "expected"), [(2, True, [2, 2, 0]), (0, True, [2, 0]), (2, False, [2, 2])]
+)
+def test_collections(monkeypatch, interval, around, expected):
+    found = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: found.append(generation))
+    callback = ManualCollection(argparse.Namespace(manual_gc_interval=interval, manual_gc_eval=around))
+    callback.on_train_begin(None)
+    try:
+        assert not gc.isenabled()
+        for number in range(3 if around else 4):
+            callback.on_batch_end(CompletedBatch(number, [], 0.0, 1.0, None))
+        callback.on_evaluation_begin(3)
+        callback.on_evaluation_end(3, None)
+    finally:
+        callback.on_train_end(True)
+    assert gc.isenabled() and found == expected
