@@ -24,6 +24,7 @@ COMMANDS = {
     "pretrain": Command("megatron_async.pretrain", "train as one process; see below for more", "run_to_exit"),
     "doctor": Command("megatron_async.doctor.__main__", "is this machine, or every host of a job, ready"),
     "plan": Command("megatron_async.cli.plan", "the fastest layouts of a run on 8 to 16,384 devices"),
+    "timeline": Command("megatron_async.cli.timeline", "a run's measured timeline beside its plan, idle time by cause"),
     "preprocess": Command("megatron_async.cli.preprocess", "texts to Megatron's data files"),
     "convert": Command("megatron_async.cli.convert", "checkpoints from and to Hugging Face folders"),
     "evaluate": Command(

@@ -17,7 +17,7 @@ from megatron_async.mcore.optimizer import mark_delay, shards_of
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.decision import UpdateRule
 from megatron_async.pipeline.executor import Chunk, Executor, MicrobatchStep
-from megatron_async.pipeline.gradients import GradientGenerations
+from megatron_async.pipeline.gradients import GENERATIONS, GradientGenerations
 from megatron_async.pipeline.links import Message, connect
 from megatron_async.pipeline.pointers import pointers
 from megatron_async.pipeline.router_bias import RouterBiases
@@ -113,7 +113,7 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
     for shard, _ in shards_of(optimizer):
         shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
-    gradients = GradientGenerations(module)
+    gradients = GradientGenerations(module, GENERATIONS if delay else 1)
     routers = RouterBiases(
         module,
         mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Two generations of what a chunk accumulates over a batch: gradient buffers, and routers' token counts.
+"""Two generations of what a delayed chunk accumulates over a batch: gradient buffers, and routers' token counts.
 
 The backward of batch b+1 starts while batch b's gradients are still being reduced and applied, so batches take
-turns: batch b accumulates into generation b % 2. Megatron's data-parallel wrapper accumulates into
-`param.main_grad`, a view of a flat buffer; changing the generation means giving every parameter another view.
+turns: batch b accumulates into generation b % 2. A chunk without delay updates before its next forward, so its
+gradients need one generation. Megatron's data-parallel wrapper accumulates into `param.main_grad`, a view of a flat
+buffer; changing the generation means giving every parameter another view.
 """
 
 from collections.abc import Iterator
@@ -32,13 +33,14 @@ class FlatGradients:
 
 
 class GradientGenerations:
-    """Flat gradient buffers of one data-parallel wrapped chunk, twice.
+    """Flat gradient buffers of one data-parallel wrapped chunk, once or twice.
 
     Args:
         chunk: Megatron's DistributedDataParallel around a model chunk, built without overlapped reduction.
+        generations: how often.
     """
 
-    def __init__(self, chunk: Any) -> None:
+    def __init__(self, chunk: Any, generations: int = GENERATIONS) -> None:
         buffers = list(chunk.buffers) + list(chunk.expert_parallel_buffers)
         self._params = [param for buffer in buffers for param in buffer.params]
         self._generations = [
@@ -46,20 +48,20 @@ class GradientGenerations:
                 _with_storage(buffer, buffer.grad_data if first else torch.zeros_like(buffer.grad_data))
                 for buffer in buffers
             ]
-            for first in (True, *[False] * (GENERATIONS - 1))
+            for first in (True, *[False] * (generations - 1))
         ]
         self._views = [[view for flat in flats for view in _views(flat)] for flats in self._generations]
         self._used = 0
 
     def use(self, batch: int) -> None:
         """Accumulate into the generation of `batch` from now on."""
-        self._switch(batch % GENERATIONS)
+        self._switch(batch % len(self._generations))
 
     @contextmanager
     def reading(self, batch: int) -> Iterator[None]:
         """Let parameters show the gradients of `batch` for a moment."""
         accumulating = self._used
-        self._switch(batch % GENERATIONS)
+        self._switch(batch % len(self._generations))
         try:
             yield
         finally:
@@ -67,7 +69,7 @@ class GradientGenerations:
 
     def flat(self, batch: int) -> list[FlatGradients]:
         """The buffers that hold the gradients of `batch`."""
-        return self._generations[batch % GENERATIONS]
+        return self._generations[batch % len(self._generations)]
 
     def clear(self, batch: int) -> None:
         """Set the gradients of `batch` to zero, ready for batch + 2."""

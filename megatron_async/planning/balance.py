@@ -159,6 +159,7 @@ def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exc
         share = f"{total / max(totals):.1%} of the slowest stage's compute"
         lines.append(f"stage {stage}: {' and '.join(words[stage::stages])}, {share}")
     causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
+    lines.append(f"planned batch: {1000 * time.seconds:.4g} ms")
     return [*lines, f"idle: {time.bubble:.1%} of the time of all devices: {', '.join(causes)}"]
 
 

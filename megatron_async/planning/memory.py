@@ -12,7 +12,7 @@ from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
 from megatron_async.reference.delay import delay_of
 from megatron_async.schedules import SimulationResult
-from megatron_async.schedules.arguments import is_delayed, schedule_of
+from megatron_async.schedules.arguments import schedule_of
 
 KINDS = {
     "weights": "weights",
@@ -56,7 +56,7 @@ def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: i
     weight = 2 if args.bf16 or args.fp16 else _FP32
     held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     ranks, expert_ranks = _owners(args)
-    optimizers, delayed = options.assignment(args), is_delayed(args)
+    optimizers, delayed = options.assignment(args), delay > 0 or args.gradient_delay is not None
     for own in parameters:
         share = expert_ranks if own.is_expert else ranks
         held["weights"] += weight * own.local

@@ -39,7 +39,12 @@ STAGES = {
         63,
         "2bw",
         "--model moe-2b --pipeline-model-parallel-size 4 --expert-model-parallel-size 4 --use-distributed-optimizer "
-        "--optimizer adam",  # Muon's layer-wise optimizer gives whole matrices to ranks: they hold unequal parts
+        "--optimizer adam",
+    ),
+    "2B, last of 4, whole matrices": (
+        50,  # Muon's layer-wise optimizer deals out matrices: this rank of the stage owns the head, the largest
+        "2bw",
+        "--model moe-2b --pipeline-model-parallel-size 4 --expert-model-parallel-size 4 --use-distributed-optimizer",
     ),
     "10B, third of 8": (
         16,
