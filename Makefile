@@ -64,8 +64,9 @@ lint: setup ## style, formatting and types
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy megatron_async benchmarks
 
+# Two files at a time, each with worker processes of its own: tests of several processes wait more than they compute.
 test: setup lint ## lint, then every test that needs no GPU
-	$(VENV_PYTHON) -m pytest
+	$(VENV_PYTHON) -m pytest -n 2 --dist loadfile
 
 parity: setup ## compare every schedule, layout, model and precision with one process; ONLY=2bw-PP2 for a part
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m tests.distributed.matrix --only "$(ONLY)"

@@ -57,7 +57,7 @@ setup(
     extras_require={
         # `megatron-async evaluate`
         "evaluate": ["lm-eval>=0.4.9,<0.5"],
-        "dev": ["pytest", "hypothesis", "ruff", "mypy"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy"],
         # Megatron-Core 0.19's own choices. Transformer Engine's torch part is built against the installed torch, so
         # torch comes first and pip needs --no-build-isolation (`make setup GPU=1` does both). Apex is not on the
         # package index; see the Dockerfile. The packages' versions are also in megatron_async/platform/packages.py.
