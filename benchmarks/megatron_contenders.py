@@ -118,6 +118,7 @@ class MegatronContender:
             phases=Phases(0, _ENDLESS),
             correction=None,
             statistics=None,
+            zeros=None,
             hooks=Hooks(
                 losses=lambda batch, losses: None,
                 action=lambda kind, batch: None,

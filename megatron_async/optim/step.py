@@ -92,6 +92,7 @@ def parts(
     statistics: "UpdateStatistics | None" = None,
     qk_clip: "QkClip | None" = None,
     optimizer_step: Part = step,
+    zeros: Part | None = None,
 ) -> list[Part]:
     """The parts of a step, in order.
 
@@ -100,9 +101,11 @@ def parts(
         statistics: measures the update with and without the correction.
         qk_clip: limits attention logits.
         optimizer_step: replaces `step` in ablations.
+        zeros: counts zeros in the gradient.
     """
     wanted: list[Part | None] = [
         statistics.at_start if statistics else None,
+        zeros,
         clip,
         correction.before_step if correction else None,
         optimizer_step,

@@ -16,6 +16,7 @@ from megatron_async.optim.corrections import Correction
 from megatron_async.optim.qk_clip import ClipRule, QkClip, watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.optim.step import MasterStep, Part, parts, step
+from megatron_async.optim.totals import GradientZeros
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.timeline import Timeline
@@ -67,6 +68,7 @@ class Training:
         phases: which batches are synchronous, which updates are corrected.
         correction: of the delay; None for none.
         statistics: of updates; None for none.
+        zeros: counts zeros in gradients; None for no count.
         hooks: the training loop's part.
         timeline: measures the actions.
     """
@@ -79,6 +81,7 @@ class Training:
     phases: Phases
     correction: Correction | None
     statistics: UpdateStatistics | None
+    zeros: GradientZeros | None
     hooks: Hooks
     timeline: Timeline
 
@@ -100,7 +103,13 @@ class Training:
         clip = QkClip(chunks, optimizer, ClipRule(args.qk_clip_threshold, args.qk_clip_alpha)) if args.qk_clip else None
         return MasterStep(
             [inner.optimizer for inner in inner_optimizers(optimizer)],
-            parts(correction=self.correction, statistics=self.statistics, qk_clip=clip, optimizer_step=optimizer_step),
+            parts(
+                correction=self.correction,
+                statistics=self.statistics,
+                qk_clip=clip,
+                optimizer_step=optimizer_step,
+                zeros=self.zeros,
+            ),
         )
 
     def logit_maxima(self, chunks: Sequence[Any]) -> LogitMaxima | None:

@@ -28,6 +28,13 @@ _SCALARS = {
     "iteration_ms": "iteration-time",
     "tokens_per_s": "tokens-per-second",
     "bubble_share": "pipeline-bubble-share",
+    "params_norm": "params-norm",
+    "num_zeros": "num-zeros",
+    "world_size": "world-size",
+    "mem_reserved_bytes": "mem-reserved-bytes",
+    "mem_allocated_bytes": "mem-allocated-bytes",
+    "mem_max_allocated_bytes": "mem-max-allocated-bytes",
+    "mem_allocated_count": "mem-allocated-count",
     **{name: name for name in _BALANCE},
 }
 
@@ -68,7 +75,8 @@ class Log:
         self._nan += not math.isfinite(row["lm_loss"])
         if self._file is not None:
             self._file.write(row)
-        self._to_writers(self._scalars(row), row["iteration"])
+        if row["iteration"] % getattr(self._args, "tensorboard_log_interval", 1) == 0:
+            self._to_writers(self._scalars(row), row["iteration"])
         if row["iteration"] % self._args.log_interval == 0:
             self.say(self._line(row))
         if "stage_compute_ms" in row:
@@ -131,6 +139,11 @@ class Log:
     def _line(self, row: Row) -> str:
         bubble = "" if row["bubble_share"] is None else f" pipeline bubble: {row['bubble_share']:.1%} |"
         balance = "".join(f" {name.replace('_', ' ')}: {row[name]:.6G} |" for name in _BALANCE if name in row)
+        totals = "".join(
+            f" {text}: {row[name]:{form}} |"
+            for name, text, form in (("num_zeros", "num zeros", "d"), ("params_norm", "params norm", ".3f"))
+            if name in row
+        )
         return (
             f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d} |"
             f" consumed samples: {row['consumed_samples']:12d} |"
@@ -139,7 +152,7 @@ class Log:
             f" tokens per second: {row['tokens_per_s']:.0f} |"
             f" learning rate: {row['learning_rate']:.6E} |"
             f" global batch size: {row['global_batch_size']:5d} |"
-            f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{bubble}"
+            f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{totals}{bubble}"
             f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
         )
 

@@ -28,6 +28,7 @@ from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.mcore.optimizer import publish_weights, scheduler_for
 from megatron_async.optim.corrections import Correction
 from megatron_async.optim.statistics import UpdateStatistics
+from megatron_async.optim.totals import GradientZeros
 from megatron_async.pipeline.executor import Hooks
 from megatron_async.pipeline.steps import Steps, Training
 from megatron_async.pipeline.timeline import Timeline
@@ -50,6 +51,7 @@ class Trained:
         optimizers: the optimizers that step separately: one for each chunk, or one for all chunks.
         correction: of the delay, or None.
         statistics: of updates, or None.
+        zeros: counts zeros in gradients, or None.
     """
 
     model: list[Any]
@@ -58,6 +60,7 @@ class Trained:
     optimizers: list[MegatronOptimizer]
     correction: Correction | None
     statistics: UpdateStatistics | None
+    zeros: GradientZeros | None
 
 
 class Loop:
@@ -114,6 +117,7 @@ class Loop:
             phases=Phases(args.sync_start_iters, args.train_iters - args.sync_cooldown_iters),
             correction=trained.correction,
             statistics=trained.statistics,
+            zeros=trained.zeros,
             hooks=Hooks(
                 losses=partial(self._notify, Callback.on_losses),
                 action=partial(self._notify, Callback.on_action),
@@ -261,7 +265,9 @@ class Loop:
         evaluation = args.eval_interval if self._evaluates else None
         intervals = evaluation, args.save_interval if args.save else None, args.exit_interval
         stops = [args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)]
-        stops += (number - 1 for number in args.iterations_to_skip if number - 1 > batch)
+        fixed = [number - 1 for number in args.iterations_to_skip]
+        fixed += [args.profile_step_start, args.profile_step_end] if args.profile else []
+        stops += (number for number in fixed if number > batch)
         if (batches := self._sizes.batches_to_change(args.consumed_train_samples)) is not None:
             stops.append(batch + batches)
         return min(stops)

@@ -15,6 +15,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     if (args.manual_gc_interval or not args.manual_gc_eval) and not args.manual_gc:
         yield "--manual-gc-interval and --no-manual-gc-eval without --manual-gc would be ignored: add --manual-gc."
     yield from _batch_sizes(args)
+    yield from _logs(args)
     if args.trace_batches < 1:
         yield f"--trace-batches {args.trace_batches}: must be at least 1."
 
@@ -39,6 +40,18 @@ def _phases(args: argparse.Namespace) -> Iterator[str]:
                 f"{flag} {value} needs a gradient delay, but --pipeline-schedule 1f1b has none. Use "
                 "--pipeline-schedule 2bw (or --gradient-delay), or leave it out."
             )
+
+
+def _logs(args: argparse.Namespace) -> Iterator[str]:
+    if args.profile and args.profile_step_start >= args.profile_step_end:
+        yield (
+            f"--profile-step-start {args.profile_step_start} must be less than --profile-step-end "
+            f"{args.profile_step_end}: batches from the first up to the second, counted from 0, are profiled."
+        )
+    if not args.profile and args.use_pytorch_profiler:
+        yield "--use-pytorch-profiler without --profile would be ignored: give --profile."
+    if args.log_progress and not args.save:
+        yield "--log-progress writes to progress.txt in the folder of --save: name one."
 
 
 def _batch_sizes(args: argparse.Namespace) -> Iterator[str]:

@@ -33,7 +33,7 @@ from megatron_async.mcore.training import (
     update_train_iters,
 )
 from megatron_async.models import gpt
-from megatron_async.optim import corrections, ownership, setup
+from megatron_async.optim import corrections, ownership, setup, totals
 from megatron_async.optim.param_groups import MATRIX_ROLES
 from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
@@ -53,10 +53,12 @@ from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import LargestLogit, Metrics
+from megatron_async.training.profiling import MemoryHistory, Profiler
 from megatron_async.training.provenance import versions
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
 from megatron_async.training.stage_balance import Expected, StageBalance
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
+from megatron_async.training.totals import Memory, Progress, Totals, WorldSize
 from megatron_async.training.trace import TraceFile
 
 
@@ -190,6 +192,7 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
         optimizers=list(optimizer.chained_optimizers) if by_chunk else [optimizer],
         correction=corrections.make(args.staleness_correction, args.correction_strength, optimizer),
         statistics=statistics,
+        zeros=totals.GradientZeros(totals.shares(optimizer), device()) if args.log_num_zeros_in_grad else None,
     )
 
 
@@ -219,6 +222,7 @@ def _callbacks(
     yield staleness
     if watches_logits(args):
         yield LargestLogit(group_of_all("largest logit"))
+    yield from _logged_on_request(args, trained)
     yield FirstLoss()
     if expected is not None:
         yield StageBalance(expected, group_of_all("stage balance"))
@@ -228,6 +232,28 @@ def _callbacks(
         yield ManualCollection(args)
     if args.trace_file:
         yield TraceFile()
+
+
+def _logged_on_request(args: argparse.Namespace, trained: Trained) -> Iterator[Callback]:
+    """What Megatron logs where options ask for it. Collective."""
+    if args.log_params_norm or trained.zeros is not None:
+        counted = totals.shares(trained.optimizer)
+        squares = partial(totals.sum_of_squares, counted, device()) if args.log_params_norm else None
+        yield Totals(squares, trained.zeros.take if trained.zeros is not None else None, group_of_all("totals"))
+    if args.log_world_size_to_tensorboard:
+        yield WorldSize()
+    if args.log_memory_to_tensorboard:
+        yield Memory()
+    if args.log_progress and args.rank == 0:
+        yield Progress(_flops_of_batch(args) / args.global_batch_size)
+    if args.profile:
+        yield Profiler(args)
+    if args.record_memory_history and args.rank == args.world_size - 1:
+        yield MemoryHistory(args)
+
+
+def _flops_of_batch(args: argparse.Namespace) -> float:
+    return float(num_floating_point_operations(args, args.global_batch_size))
 
 
 def close() -> None:
@@ -253,5 +279,6 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         completed = sys.maxsize if args.skip_train else args.iteration
         file = MetricsFile(args.metrics_file, completed, config) if args.metrics_file else None
         log = Log(args, metrics_file=file, writer=writers.tensorboard(args), wandb=get_wandb_writer())
-    flops = float(num_floating_point_operations(args, args.global_batch_size))
-    return Metrics(args, flops=flops, group=mpu.get_data_parallel_group(with_context_parallel=True), log=log)
+    return Metrics(
+        args, flops=_flops_of_batch(args), group=mpu.get_data_parallel_group(with_context_parallel=True), log=log
+    )

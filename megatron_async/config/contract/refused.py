@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Options of Megatron's that are refused: another value than the default ends the command before anything starts."""
 
-from megatron_async.config.contract.row import DELAYED, Row
+from megatron_async.config.contract.row import DELAYED, ON_CPU, Row
 
 _LEAVE = "Leave it out."
 
@@ -127,18 +127,17 @@ _OTHER_PROGRAMS = (
 
 _TRAINING_LOOP = (
     _refused(
-        "log-params-norm log-num-zeros-in-grad log-progress log-timers-to-tensorboard log-memory-to-tensorboard "
-        "log-memory-interval log-device-memory-used log-world-size-to-tensorboard log-validation-ppl-to-tensorboard "
-        "tensorboard-log-interval",
-        "this package's log does not have it",
-        "See --metrics-file and --trace-file.",
+        "log-timers-to-tensorboard log-memory-interval log-device-memory-used",
+        "this package's log does not have it; Megatron's timers wait for all stages",
+        "See --metrics-file, --trace-file and --log-memory-to-tensorboard.",
     ),
-    _refused(
-        "profile profile-step-start profile-step-end use-pytorch-profiler pytorch-profiler-collect-shapes "
-        "pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra profile-ranks record-memory-history "
-        "memory-snapshot-path record-shapes nvtx-ranges",
-        "the step loop has no profiler",
-        "Use --trace-file, or start the run under a profiler.",
+    _refused("pytorch-profiler-collect-chakra", "the step loop writes Chrome traces", "Leave it out."),
+    Row(
+        "refused",
+        "profile use-pytorch-profiler record-memory-history log-memory-to-tensorboard",
+        "it asks CUDA; on CPUs torch's profiler crashes beside gloo's threads",
+        "Use --trace-file and the memory of --dry-run.",
+        when=ON_CPU,
     ),
     _refused(
         "decrease-batch-size-if-needed",

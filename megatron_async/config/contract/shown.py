@@ -125,6 +125,23 @@ ROWS: tuple[Row, ...] = (
         "manual-gc manual-gc-interval no-manual-gc-eval",
         "Python collects at the same batches on every rank",
     ),
+    _shown(
+        "tests/distributed/test_logs.py",
+        "log-params-norm log-num-zeros-in-grad log-world-size-to-tensorboard log-progress",
+        "totals equal those of one process",
+    ),
+    _shown(
+        "tests/unit/training/test_writers.py",
+        "log-validation-ppl-to-tensorboard tensorboard-log-interval",
+        "values that TensorBoard's writer is given",
+    ),
+    _shown(
+        "tests/unit/training/test_profiling.py",
+        "profile profile-step-start profile-step-end use-pytorch-profiler pytorch-profiler-collect-shapes "
+        "pytorch-profiler-collect-callstack profile-ranks record-memory-history memory-snapshot-path record-shapes "
+        "nvtx-ranges log-memory-to-tensorboard",
+        "windows and counters, with a stand-in for CUDA's functions",
+    ),
     _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
     _shown(
         "tests/distributed/test_command_lines.py",
@@ -159,7 +176,7 @@ ROWS: tuple[Row, ...] = (
         "saved and loaded again, by Megatron's distributed checkpoints",
     ),
     _shown("tests/unit/checkpoint/test_rules.py", "ckpt-format", "torch_dist alone"),
-    _shown(OPTIONS, "tensorboard-dir tensorboard-queue-size", "Megatron opens the writer"),
+    _shown("tests/unit/training/test_writers.py", "tensorboard-dir tensorboard-queue-size", "each iteration once"),
     _shown(
         CONTRACT,
         "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul moe-permute-fusion "
@@ -202,6 +219,6 @@ ROWS: tuple[Row, ...] = (
         "tests/unit/platform/test_packages.py", "transformer-impl deterministic-mode", "torch or Transformer Engine"
     ),
     _shown("tests/distributed/test_steadiness.py", "log-interval", "every so many batches have a log line"),
-    _shown("tests/distributed/test_resume_faults.py", "wandb-project wandb-exp-name", "Megatron opens the wandb run"),
+    _shown("tests/distributed/test_resume_faults.py", "wandb-project wandb-exp-name", "one wandb run for all starts"),
     _shown("tests/unit/repository/test_slurm.py", "exit-signal", "ends the run with a checkpoint"),
 )

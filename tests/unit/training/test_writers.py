@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from megatron_async.training import writers
+from megatron_async.training.log import Log
 
 
 def arguments(**changes: Any) -> argparse.Namespace:
@@ -33,6 +34,27 @@ def test_tensorboard_shows_each_step_once_after_a_crash(tmp_path):
     assert [(event.step, event.value) for event in shown.Scalars("loss")] == [
         *((step, step) for step in range(1, 5)),
         *((step, step + 4) for step in range(5, 9)),
+    ]
+
+
+def test_the_writer_gets_what_was_asked_for(capsys):
+    """`--tensorboard-log-interval` and `--log-validation-ppl-to-tensorboard`."""
+    written: list[tuple[str, int]] = []
+    writer = types.SimpleNamespace(
+        add_scalar=lambda name, value, step: written.append((name, step)), flush=lambda: None
+    )
+    args = argparse.Namespace(
+        **{"iteration": 0, "train_iters": 4, "log_interval": 9, "moe_per_layer_logging": False},
+        **{"tensorboard_log_interval": 2, "log_validation_ppl_to_tensorboard": True},
+    )
+    log = Log(args, metrics_file=None, writer=writer, wandb=None)
+    for iteration in range(1, 5):
+        log.batch({"iteration": iteration, "skipped": 0, "lm_loss": 2.0, "params_norm": 1.0})
+    log.evaluated(4, "", 2.0)
+    assert written == [
+        *[(name, step) for step in (2, 4) for name in ("lm loss", "params-norm")],
+        ("lm loss validation", 4),
+        ("lm loss validation ppl", 4),
     ]
 
 
