@@ -176,6 +176,7 @@ KEEPS = {
         """,
     ("1F1B", ""): """
         --num-layers-per-virtual-pipeline-stage 1
+        --num-virtual-stages-per-pipeline-rank 2
         """,
     ("1F1B, two chunks", "--num-layers 8"): """
         --no-overlap-p2p-communication

@@ -54,3 +54,8 @@ class Row:
         condition = f" {self.when}" if self.when else ""
         more = f" {self.instead}" if self.instead else f" Shown by {self.shown_by}." if self.shown_by else ""
         return f"{self.status}{condition}: {self.reason}.{more}"
+
+
+def refused(options: str, reason: str, instead: str = "Leave it out.", when: str = "", rule: str = "") -> Row:
+    """A row of refused options."""
+    return Row("refused", options, reason, instead, rule=rule, when=when)

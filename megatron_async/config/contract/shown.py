@@ -55,7 +55,7 @@ ROWS: tuple[Row, ...] = (
         "ddp-num-buckets ddp-bucket-size ddp-pad-buckets-for-high-nccl-busbw use-tp-pp-dp-mapping "
         "accumulate-allreduce-grads-in-fp32 no-clone-scatter-output-in-embedding enable-experimental "
         "dump-param-to-param-group-map expert-tensor-parallel-size "
-        "loss-scale",
+        "num-virtual-stages-per-pipeline-rank fp16 loss-scale",
         "layout, memory and precision",
     ),
     _shown(
@@ -72,7 +72,6 @@ ROWS: tuple[Row, ...] = (
         "lr-warmup-iters seed num-workers eval-iters eval-interval",
         "an argument of every training run that the tests compare with another one",
     ),
-    _shown("tests/distributed/test_command_lines.py", "fp16", "mixed precision with a loss scale, in synchronous runs"),
     _shown(
         "tests/distributed/test_matrix.py",
         "calculate-per-token-loss grad-reduce-in-bf16 decoder-first-pipeline-num-layers recompute-granularity "
@@ -143,11 +142,6 @@ ROWS: tuple[Row, ...] = (
         "windows and counters, with a stand-in for CUDA's functions",
     ),
     _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
-    _shown(
-        "tests/distributed/test_command_lines.py",
-        "num-virtual-stages-per-pipeline-rank",
-        "1f1b with interleaved virtual stages",
-    ),
     _shown(
         "tests/distributed/test_resume.py",
         "save save-interval load ckpt-step exit-interval",
