@@ -80,11 +80,13 @@ def _import(options: argparse.Namespace) -> str:
     from megatron_async.models.huggingface.folder import read_config
     from megatron_async.planning import resolve
 
-    architecture = from_config(read_config(options.load))
+    config = read_config(options.load)
+    architecture = from_config(config)
     words = to_arguments(architecture)
     run = "--device cpu --mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 1".split()
     args = arguments.parse([*run, *words, *(["--bf16"] if options.dtype == "bfloat16" else [])])
     resolve.pad_vocabulary(args)
+    args.tokenizer_end = end if isinstance(end := config.get("eos_token_id"), int) else None
     with one_process.model(args, initialize=False) as model:
         rounded = convert.from_hugging_face(model, architecture, options.load)
         one_process.save(model, args, options.save)

@@ -147,8 +147,9 @@ def _start(args: argparse.Namespace) -> tuple[int, Expected | None]:
         off = packages.messages() if args.device == "cuda" else []
         lines = (args.device_sentence, *off, *getattr(args, "_balance", ()))
         print("\n".join(f"> {line}" for line in lines), flush=True)
-    # Saved with the arguments in every checkpoint: the number of rows of exported embeddings.
+    # Saved with the arguments in every checkpoint, for exports: rows of embeddings, and the token that ends documents.
     args.tokenizer_vocab_size = int(get_tokenizer().vocab_size)
+    args.tokenizer_end = getattr(get_tokenizer(), "eod", None)
     return int(args.tokenizer_vocab_size), expected
 
 

@@ -60,6 +60,7 @@ def test_a_split_checkpoint_goes_out_and_comes_back(pool, exported):
     assert repeated.keys() == weights.keys()
     assert all(torch.equal(repeated[name], value) for name, value in weights.items())
     config = json.loads((exported / "again" / "config.json").read_text())
+    assert config["eos_token_id"] == 60, "the run's end of documents, so that generation stops"
     assert config == json.loads((exported / "hf" / "config.json").read_text())
     # Every layout starts from the converted weights: the loss of the first batch is the same.
     losses = {}

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Whole conversions between Megatron checkpoints and Hugging Face folders, in one process."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from megatron_async.models.huggingface.architecture import Architecture, Convers
 from megatron_async.models.huggingface.mapping import Rule, rules
 from megatron_async.models.naming import global_names
 from megatron_async.models.vocabulary import TABLES
+
+_log = logging.getLogger(__name__)
 
 
 def export(
@@ -39,11 +42,14 @@ def export(
     """
     args = one_process.arguments_of(checkpoint)
     known = getattr(args, "tokenizer_vocab_size", None) or args.vocab_size or args.padded_vocab_size
-    end_of_text = None
+    end_of_text = getattr(args, "tokenizer_end", None)
     if tokenizer is not None:
-        read, end_of_text = folders.read_tokenizer(tokenizer)
-        known = read.get_vocab_size()
+        read, end = folders.read_tokenizer(tokenizer)
+        known, end_of_text = read.get_vocab_size(), end_of_text if end is None else end
     architecture = from_arguments(args, vocabulary or known)
+    if end_of_text is None or not 0 <= end_of_text < architecture["vocab_size"]:
+        end_of_text = None
+        _log.warning("no end-of-document token is known: generation will not stop by itself. Give --tokenizer FOLDER.")
     if architecture["vocab_size"] > args.padded_vocab_size:
         wrong = f"vocabulary {architecture['vocab_size']} is larger than the checkpoint's table"
         raise ConversionProblems([f"{wrong} of {args.padded_vocab_size}."])
