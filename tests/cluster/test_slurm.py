@@ -70,3 +70,17 @@ def test_a_job_that_is_signalled_and_requeued(
     start_again()
     cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=300)
     run.assert_equal(undisturbed)
+
+
+def test_a_job_that_loses_a_node(
+    submit: Callable[..., str], cluster: Cluster, new_run: NewRun, undisturbed: Run
+) -> None:
+    """Everything on a node is killed. The scheduler requeues the job; when the node is back, it goes on from a save."""
+    run = new_run("run")
+    job, explain = submit(run), partial(logs, run)
+    cluster.until(lambda: run.batches > 15, "batches", explain)
+    cluster.kill_node("node2")
+    cluster.until(lambda: cluster.state(job) != "RUNNING", "taken off the nodes", explain)
+    cluster.start_node("node2")
+    cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=500)
+    run.assert_equal(undisturbed)
