@@ -68,6 +68,7 @@ class Table:
         seeds: the first one also serves the grid.
         variants: options of each; the first is the synchronous twin, the second the delay that nothing corrects.
         rows: `optimizer`, optionally `name`, `variants` and `arguments`, and `paper`: losses by scale and variant.
+        oracle: the runs are possible in one process only, whatever the scale.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Table:
     seeds: tuple[int, ...]
     variants: Mapping[str, Options]
     rows: tuple[Options, ...]
+    oracle: bool = False
 
     @property
     def twin(self) -> str:
@@ -140,6 +142,7 @@ def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] =
         tuple(content["seeds"]),
         {each: chosen[each] for each in kept},
         tuple(known[row] for row in rows or known),
+        content.get("oracle", False),
     )
 
 
@@ -199,7 +202,7 @@ def make_run(table: Table, scale: Scale, row: Options, variant: str, rate: float
     for name in ("sync-start", "sync-cooldown"):
         if (share := values.pop(f"{name}-share", None)) is not None:
             values[f"{name}-iters"] = round(share * scale.recipe["arguments"]["train-iters"])
-    if scale.pipelines:
+    if scale.pipelines and not table.oracle:
         delay = values.pop("gradient-delay")
         values["pipeline-schedule"] = SCHEDULES.get(delay, delay)
     words = pretrain.resolve(scale.recipe, "sync", list(pretrain.words(values)))

@@ -146,7 +146,7 @@ def markdown(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> str:
         f"{done} of {plan.count([table], scale)} runs are done. Loss: validation, nats per token, mean ± standard"
         " deviation over seeds. Gap: to the synchronous run of the same seed."
         " Recovered: share of the plain delay's gap."
-        f" {'Pipelines.' if scale.pipelines else 'Delays are emulated in one process.'}"
+        f" {'Pipelines.' if scale.pipelines and not table.oracle else 'Delays are emulated in one process.'}"
         " A rate with * is at the edge of its grid.",
         "",
         f"| {' | '.join(heads)} |",
