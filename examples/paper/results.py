@@ -191,13 +191,13 @@ def figure(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Figure:
 
 
 def _gap(cell: Cell, source: str | None) -> tuple[float | None, float]:
-    """Mean gap and its spread; None for a variant with a run that diverged. The paper has no spread."""
+    """Mean gap and its spread, NaN where there is none; None for a variant with a run that diverged."""
     if source is not None:
-        return cell.paper.get(source, (None, None))[1], 0.0
+        return cell.paper.get(source, (None, None))[1], math.nan
     gaps = list(cell.gaps.values())
     if not gaps or any(math.isnan(gap) for gap in gaps):
-        return None, 0.0
-    return statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else 0.0
+        return None, math.nan
+    return statistics.fmean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else math.nan
 
 
 def write(table: plan.Table, scale: plan.Scale, losses: Losses) -> None:
