@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megatron_async.mcore.arguments import decoder_layers_of, objection_of
 from megatron_async.models import gpt as language_model
 from megatron_async.models import hybrid
-from megatron_async.platform.packages import FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
+from megatron_async.platform.packages import APEX, FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
 
 _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
 
@@ -19,6 +19,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _empty_stages(args)
     yield from _sequences(args)
     yield from hybrid.problems(args)
+    yield from _norms(args)
     activations = [f"--{name.replace('_', '-')}" for name in _ACTIVATIONS if getattr(args, name)]
     if len(activations) > 1:
         yield f"{' and '.join(activations)}: a feed-forward block has one activation function. Leave one of them out."
@@ -116,6 +117,19 @@ def _sequences(args: argparse.Namespace) -> Iterator[str]:
             "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask holds the boundaries. "
             "Leave one of them out."
         )
+
+
+def _norms(args: argparse.Namespace) -> Iterator[str]:
+    """What torch's LayerNorm lacks; Transformer Engine, Apex and this package's RMSNorm have it."""
+    fused = args.transformer_impl != "local" or (args.device == "cuda" and APEX.usable)
+    if fused or args.normalization != "LayerNorm":
+        return
+    for flag, given in {
+        "--apply-layernorm-1p": args.layernorm_zero_centered_gamma,
+        "--sequence-parallel": args.sequence_parallel and args.tensor_model_parallel_size > 1,
+    }.items():
+        if given:
+            yield f"{flag} with --normalization LayerNorm: torch's LayerNorm cannot do it. Use --normalization RMSNorm."
 
 
 def _documents(args: argparse.Namespace) -> Iterator[str]:

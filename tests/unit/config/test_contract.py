@@ -182,6 +182,7 @@ def test_an_inert_option_is_named_once():
     ("words", "text"),
     [
         ("--swiglu --squared-relu", "--swiglu and --squared-relu: a feed-forward block has one"),
+        ("--normalization LayerNorm --apply-layernorm-1p", "torch's LayerNorm cannot do it"),
         ("--perform-rl-step", "this package pretrains"),
         ("--hybrid-override-pattern M-*E", "Use --hybrid-layer-pattern"),
         ("--adlr-autoresume", "nothing would be trained"),
