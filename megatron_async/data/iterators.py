@@ -83,7 +83,10 @@ def run_data(args: argparse.Namespace, tokenizer: Any) -> RunData:
 def train_samples(args: argparse.Namespace) -> int:
     """Training samples of the whole run."""
     sizes = BatchSizes.of(args)
-    return sizes.before(sizes.batches(args.train_samples) if args.train_samples else args.train_iters or 0)
+    if not args.train_samples:
+        return sizes.before(args.train_iters or 0)
+    # Megatron leaves a last batch out that is not whole, unless batches grow.
+    return int(args.train_samples) if len(sizes.steps) == 1 else sizes.before(sizes.batches(args.train_samples))
 
 
 def _valid_samples(args: argparse.Namespace) -> int:
