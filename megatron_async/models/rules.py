@@ -58,6 +58,14 @@ def _divisibility(args: argparse.Namespace) -> Iterator[str]:
 def _experts(args: argparse.Namespace) -> Iterator[str]:
     if args.num_experts is not None and args.moe_router_topk > args.num_experts:
         yield f"--moe-router-topk {args.moe_router_topk} is more than --num-experts {args.num_experts}."
+    factor = args.moe_expert_capacity_factor
+    filled = args.moe_pad_expert_input_to_capacity and args.num_experts is not None and factor is not None
+    if filled and factor * args.moe_router_topk > args.num_experts:
+        yield (
+            f"--moe-expert-capacity-factor {factor} with --moe-pad-expert-input-to-capacity: an expert would be filled "
+            f"with more tokens than there are; at most --num-experts / --moe-router-topk = "
+            f"{args.num_experts / args.moe_router_topk:g}."
+        )
     if args.moe_router_enable_expert_bias and args.moe_pad_expert_input_to_capacity:
         yield (
             "--moe-router-enable-expert-bias with --moe-pad-expert-input-to-capacity: every expert is filled up to the "

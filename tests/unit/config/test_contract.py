@@ -183,6 +183,11 @@ def test_an_inert_option_is_named_once():
     [
         ("--swiglu --squared-relu", "--swiglu and --squared-relu: a feed-forward block has one"),
         ("--normalization LayerNorm --apply-layernorm-1p", "torch's LayerNorm cannot do it"),
+        (
+            "--num-experts 4 --moe-ffn-hidden-size 8 --moe-token-dispatcher-type alltoall "
+            "--moe-expert-capacity-factor 4 --moe-pad-expert-input-to-capacity",
+            "more tokens than there are; at most --num-experts / --moe-router-topk = 2.",
+        ),
         ("--perform-rl-step", "this package pretrains"),
         ("--hybrid-override-pattern M-*E", "Use --hybrid-layer-pattern"),
         ("--adlr-autoresume", "nothing would be trained"),
