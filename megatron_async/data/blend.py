@@ -112,9 +112,6 @@ def is_local(prefix: str) -> bool:
 
 
 def _exclusive(args: argparse.Namespace) -> Iterator[str]:
-    for option, chosen in {"--sft": args.sft, "--fim-data": args.fim_data}.items():
-        if chosen:
-            yield f"{option} is not supported: training data are indexed data sets (.bin, .idx). Leave {option} out."
     sources = {
         "--mock-data": args.mock_data,
         "--data-path": args.data_path is not None,

@@ -121,18 +121,9 @@ def qk_clip_problems(args: argparse.Namespace, given: frozenset[str]) -> Iterato
         return
     flag = "--qk-clip" if args.qk_clip else "--log-max-attention-logit"
     local, sixteen_bits = args.transformer_impl == "local", args.bf16 or args.fp16
-    heterogeneous = (args.heterogeneous_layers_config_path, args.heterogeneous_layers_config_encoded_json)
     unsupported = {
-        "--multi-latent-attention: its logits come from compressed and shared parts, which are not covered": (
-            args.multi_latent_attention
-        ),
         "--transformer-impl local in 16 bits with the fused softmax, which hides the logits; add "
         "--no-masked-softmax-fusion": local and args.masked_softmax_fusion and sixteen_bits,
-        "CUDA graphs: a replayed graph reports no logits; leave them out": args.cuda_graph_impl != "none",
-        "layers of different kinds (--heterogeneous-layers-config-path): untested": heterogeneous != (None, None),
-        "FSDP: untested; use data parallelism": args.use_megatron_fsdp or args.use_torch_fsdp2,
-        "--optimizer-cpu-offload: untested; leave it out": args.optimizer_cpu_offload,
-        "FP8 and FP4: untested; use --bf16": (args.fp8, args.fp4) != (None, None),
         "linear attention in every layer: there are no logits; leave it out": _has_no_softmax(args),
     }
     for reason, broken in unsupported.items():

@@ -59,7 +59,6 @@ CHANGES = {
         --num-query-groups 2 | --group-query-attention
         --kv-channels 16
         --norm-epsilon 1e-2
-        --normalization RMSNorm | --apply-layernorm-1p
         --disable-bias-linear | --add-qkv-bias
         --disable-bias-linear
         --normalization RMSNorm
@@ -151,6 +150,7 @@ KEEPS = {
         --make-vocab-size-divisible-by 16
         --padded-vocab-size 72
         --max-position-embeddings 32
+        --normalization RMSNorm | --apply-layernorm-1p
         """,
     ("2BW", EXPERTS): """
         --moe-layer-recompute

@@ -62,7 +62,6 @@ def test_good_arguments(data: dict[str, str], make_arguments: MakeArguments) -> 
         (("--data-path", "{a}", "--split", "90,-5,5"), "--split 90,-5,5: give up to three numbers"),
         (("--data-path", "1", "{a}", "1", "{b}", "--full-validation"), "weights have no meaning"),
         (("--valid-data-path", "{a}"), "give --train-data-path"),
-        (("--data-path", "{a}", "--sft"), "--sft is not supported"),
         (("--data-args-path", "none.txt"), "--data-args-path none.txt cannot be read"),
         (("--per-split-data-args-path", "none.json"), "none.json cannot be read"),
     ],
