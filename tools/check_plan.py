@@ -43,7 +43,7 @@ def run(shape: str, batches: int) -> dict[str, Any]:
     """Train one shape: its split, and the planned and measured milliseconds of a batch.
 
     Raises:
-        RuntimeError: the run failed; with the end of its output.
+        RuntimeError: the run failed; with its errors.
     """
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics.jsonl"
@@ -54,7 +54,7 @@ def run(shape: str, batches: int) -> dict[str, Any]:
         planned = re.search(r"planned batch: (\S+) ms", done.stdout)
         split = re.search(r"--pipeline-model-parallel-layout '(\S+)'", done.stdout)
         if done.returncode or planned is None or split is None:
-            raise RuntimeError(f"{shape} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"{shape} failed:\n{done.stdout[-2000:]}\n{done.stderr[:8000]}")
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     times = [row["iteration_ms"] for row in rows if row.get("iteration", 0) > WARM_UP]
     return {"shape": shape, "split": split[1], "planned": float(planned[1]), "measured": statistics.median(times)}

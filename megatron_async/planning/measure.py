@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from megatron_async.mcore.model import build_model
 from megatron_async.mcore.parallel import device, pretend_rank
@@ -63,6 +64,7 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
             ends, by_kind = _measure(short, layers[:length], seconds)
         finally:
             destroy_moe_metrics_tracker()
+            MoEAuxLossAutoScaler.main_loss_backward_scale = None  # a backward made one of another shape than a run's
             mpu.destroy_model_parallel()
             dist.destroy_process_group()
     estimated, recomputes = CostModel(args, devices.find(args.plan_device)), args.recompute_granularity == "full"

@@ -5,8 +5,9 @@ import pytest
 
 from megatron_async.checkpoint import folder
 from megatron_async.files import read_json_lines
+from tests.distributed.matrix import MODELS
 
-RUN = "--optimizer adam --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --vocab-size 2000"
+RUN = f"--optimizer adam {MODELS['moe']} --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --vocab-size 2000"
 
 
 def test_a_measured_split_trains_is_kept_and_may_change(pool, tmp_path):

@@ -13,10 +13,12 @@ platform.activate("cpu")
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.mcore.training import num_floating_point_operations  # noqa: E402
 from megatron_async.planning import balance, devices  # noqa: E402
-from megatron_async.planning.costs import CostModel  # noqa: E402
+from megatron_async.planning.costs import BlockTime, CostModel  # noqa: E402
 from megatron_async.planning.estimate import plan  # noqa: E402
 from megatron_async.planning.parameters import blocks  # noqa: E402
-from megatron_async.planning.timing import CAUSES  # noqa: E402
+from megatron_async.planning.split import cut  # noqa: E402
+from megatron_async.planning.timing import CAUSES, period, stage_costs, table  # noqa: E402
+from megatron_async.schedules import simulate  # noqa: E402
 
 H100 = devices.find("h100")
 HYBRID = (
@@ -165,3 +167,26 @@ def test_every_device_file_is_complete_and_can_be_written(tmp_path: Path):
         devices.find(str(wrong))
     for text in ("memory-gib is missing", "cores is unknown", "efficiency -1: must be a positive number", "with bf16"):
         assert text in str(found.value)
+
+
+@pytest.mark.parametrize(("schedule", "stages", "chunks"), [("2bw", 4, 1), ("2bw-eager", 4, 1), ("wpipe", 2, 2)])
+def test_the_split_is_the_best_of_all_under_the_simulator(schedule, stages, chunks):
+    """Measured times (ms) of the hybrid's miniature on a CPU: embedding, eight layers of two kinds, head."""
+    times = (8.7, *(515.1, 515.1, 515.1, 357.7) * 2, 680.3)
+
+    def seconds(ends: tuple[int, ...]) -> float:
+        rows = list(zip((0, *ends), ends, strict=False))
+        parts = [
+            [[BlockTime(own / 3, own * 2 / 3) for own in times[slice(*row)]] for row in rows[stage::stages]]
+            for stage in range(stages)
+        ]
+        made = table(schedule, stages, 2 * stages)
+        return period(made, simulate(made, stage_costs(parts)))
+
+    if chunks == 1:
+        sums = [sum(times[:end]) for end in range(len(times) + 1)]
+        chosen = cut(len(times), stages, lambda part, start, end: sums[end] - sums[start])
+    else:
+        chosen = balance.pairs(schedule, times, stages)[0]
+    inner = itertools.combinations(range(2, len(times)), stages * chunks - 1)
+    assert seconds(chosen) <= 1.001 * min(seconds((*ends, len(times))) for ends in inner)
