@@ -128,6 +128,7 @@ class MegatronContender:
             ),
             timeline=Timeline(0),
         )
+        self._microbatches = cell.microbatches
         _set_shape(cell.microbatches // self._updates_per_batch, virtual_stages)
         self._steps: Steps = (
             SynchronousSteps(training) if definition.megatron else DelayedSteps(training, newest_version=0)
@@ -137,8 +138,10 @@ class MegatronContender:
     def run(self, batches: int) -> list[float]:
         self._completed.clear()
         end = self._update + batches * self._updates_per_batch
+        _set_shape(self._microbatches // self._updates_per_batch)  # steps ask for it, since batches may grow
         while self._update < end:
             self._update += self._steps.run(self._update, end - self._update)
+        _set_shape(self._microbatches)
         return list(self._completed)
 
     def _complete(self, chunk: int, update: int) -> tuple[float, ...]:
