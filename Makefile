@@ -80,7 +80,7 @@ check-gpu: setup ## check this machine's GPUs (minutes); writes runs/check-gpu/r
 test-cluster: setup ## hosts, SLURM and images with their real parts; as root, which installs them with apt-get
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
 	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
-	        slurm-wlm munge iproute2; \
+	        slurm-wlm munge iproute2 buildah debootstrap; \
 	fi
 	$(VENV_PYTHON) -m pytest -m cluster tests/cluster
 
