@@ -5,7 +5,6 @@
 from typing import Any
 
 import torch.distributed as dist
-from megatron.training import global_vars
 from megatron.training.argument_utils import (
     gpt_config_from_args,
     hybrid_config_from_args,
@@ -23,10 +22,12 @@ from megatron.training.models import GPTModelConfig, HybridModelConfig
 from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import num_floating_point_operations, update_train_iters
 
+from megatron_async.mcore.patches import temporary
+
 
 def set_wandb_writer(writer: Any) -> None:
     """Make `writer` what `get_wandb_writer` returns: an object like wandb's module, or None."""
-    global_vars._GLOBAL_WANDB_WRITER = writer
+    temporary.WANDB_WRITER.put(writer)
 
 
 def wandb_run() -> str | None:

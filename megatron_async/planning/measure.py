@@ -16,10 +16,10 @@ import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from megatron_async.mcore.model import build_model
 from megatron_async.mcore.parallel import device, pretend_rank
+from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.models import gpt
 from megatron_async.planning import balance, devices
@@ -58,13 +58,12 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
     short.world_size = math.lcm(tensor, experts * (args.expert_tensor_parallel_size or 1))
     if args.device == "cuda":
         torch.cuda.set_device(args.local_rank)
-    with fork_rng():
+    with fork_rng(), temporary.ROUTER_LOSS_SCALE.replaced(lambda scale: None):
         pretend_rank(short, 0)
         try:
             ends, by_kind = _measure(short, layers[:length], seconds)
         finally:
             destroy_moe_metrics_tracker()
-            MoEAuxLossAutoScaler.main_loss_backward_scale = None  # a backward made one of another shape than a run's
             mpu.destroy_model_parallel()
             dist.destroy_process_group()
     estimated, recomputes = CostModel(args, devices.find(args.plan_device)), args.recompute_granularity == "full"

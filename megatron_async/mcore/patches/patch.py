@@ -42,6 +42,11 @@ class Patch:
         owner, name = self.locate()
         setattr(owner, name, self.replace(getattr(owner, name)))
 
+    def put(self, value: Any) -> None:
+        """Replace the name by a value, until Megatron itself sets it anew."""
+        owner, name = self.locate()
+        setattr(owner, name, value)
+
     @contextmanager
     def replaced(self, replace: Callable[[Any], Any]) -> Iterator[None]:
         """Replace the name inside the block; `replace` maps the original to its replacement."""

@@ -38,5 +38,15 @@ CURRENT_DEVICE = Patch(
     "parameters are made on the current GPU; the planner makes them on the meta device",
     "core/tensor_parallel/layers.py: device=torch.cuda.current_device()",
 )
+WANDB_WRITER = Patch(
+    "megatron.training.global_vars:_GLOBAL_WANDB_WRITER",
+    "Megatron's own set-up of wandb needs --save and ends the run where the server cannot be reached",
+    "training/global_vars.py: _GLOBAL_WANDB_WRITER = wandb",
+)
+ROUTER_LOSS_SCALE = Patch(
+    "megatron.core.transformer.moe.moe_utils:MoEAuxLossAutoScaler.main_loss_backward_scale",
+    "the first backward of a process makes it, and one outside a run makes one of another shape",
+    "core/transformer/moe/moe_utils.py: if MoEAuxLossAutoScaler.main_loss_backward_scale is None:",
+)
 
 TEMPORARY: tuple[Patch, ...] = tuple(patch for patch in list(globals().values()) if isinstance(patch, Patch))
