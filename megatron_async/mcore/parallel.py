@@ -86,6 +86,8 @@ def pretend_rank(args: argparse.Namespace, rank: int) -> None:
     """Process groups of one rank of a job whose other processes do not exist. Nothing can be sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if args.device == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_device(args.local_rank)  # the RNG states below open a context: on a rank's own device
     dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
     _make_groups(args, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)

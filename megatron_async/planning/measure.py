@@ -56,8 +56,6 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
         short.moe_layer_freq = args.moe_layer_freq[:length]
     tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size
     short.world_size = math.lcm(tensor, experts * (args.expert_tensor_parallel_size or 1))
-    if args.device == "cuda":
-        torch.cuda.set_device(args.local_rank)
     with fork_rng(), temporary.ROUTER_LOSS_SCALE.replaced(lambda scale: None):
         pretend_rank(short, 0)
         try:

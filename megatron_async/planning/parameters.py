@@ -125,6 +125,7 @@ def blocks(args: argparse.Namespace) -> list[Block]:
     with _first_rank_of(alone):
         config = gpt.model_config(alone)
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
+        config.transformer.gradient_accumulation_fusion = False  # needs Apex, and no gradient is computed
         config.transformer.perform_initialization = False
         model = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None)
         found: list[list[Parameter]] = [[] for _ in range(args.num_layers + 2)]
