@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_async.schedules import SCHEDULES, make_schedule, schedule_problems
-from megatron_async.schedules.device import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
+from benchmarks.device import (
     LEAST_BATCHES,
     POLICIES,
     Machine,
@@ -26,6 +27,7 @@ from megatron_async.schedules.device import (
     recorded_times,
     simulate_device,
 )
+from megatron_async.schedules import SCHEDULES, make_schedule, schedule_problems
 
 QUEUES = ("many", "one")
 HEADER = ("schedule", "P", "M", "policy", "queues", "ms a batch", "ratio to compute alone", "added, by cause (ms)")

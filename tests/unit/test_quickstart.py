@@ -1,14 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Reports from metrics files and traces, and the quick start's driver, on made-up runs."""
 
-import importlib.util
 import io
 import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,22 +16,9 @@ from rich.console import Console
 from benchmarks import whole
 from megatron_async import report
 from megatron_async.cli import quickstart
+from tools import plot_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_script(path: str) -> ModuleType:
-    """Imports a script that is in no package."""
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-plot_runs = load_script("tools/plot_runs.py")
 
 
 def metrics_lines(iterations: int, *, milliseconds: float = 100.0, offset: float = 0.0, every: int = 5) -> list[str]:

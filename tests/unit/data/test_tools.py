@@ -1,26 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The command-line tools, called in this process."""
 
-import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron_async.data.preprocessing.prepare import CorpusPaths
-
-TOOLS = Path(__file__).resolve().parents[3] / "tools"
-
-
-def tool(name: str) -> Callable[[list[str]], int]:
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Callable[[list[str]], int] = module.main
-    return main
+from tools import prepare_corpus, preprocess_data
 
 
 def test_preprocess_with_megatron_flags(
@@ -28,7 +16,7 @@ def test_preprocess_with_megatron_flags(
 ) -> None:
     source = tmp_path / "data.jsonl"
     source.write_text("".join(json.dumps({"text": f"def f{n}(): pass", "id": n}) + "\n" for n in range(5)))
-    status = tool("preprocess_data")(
+    status = preprocess_data.main(
         [
             "--input",
             str(source),
@@ -51,7 +39,7 @@ def test_preprocess_with_megatron_flags(
 
 
 def test_preprocess_reports_and_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = tool("preprocess_data")(
+    status = preprocess_data.main(
         ["--input", str(tmp_path / "absent.jsonl"), "--output-prefix", str(tmp_path / "out")]
         + ["--tokenizer-type", "NullTokenizer"]
     )
@@ -64,9 +52,9 @@ def test_preprocess_reports_and_exits_with_2(tmp_path: Path, capsys: pytest.Capt
 def test_prepare_corpus_prints_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "keep.txt").write_text("mine")
-    assert tool("prepare_corpus")(["--output", str(tmp_path / "notes"), "--vocab-size", "300"]) == 2
+    assert prepare_corpus.main(["--output", str(tmp_path / "notes"), "--vocab-size", "300"]) == 2
     assert "keep.txt" in capsys.readouterr().err
-    assert tool("prepare_corpus")(["--output", str(tmp_path / "corpus"), "--vocab-size", "10"]) == 2
+    assert prepare_corpus.main(["--output", str(tmp_path / "corpus"), "--vocab-size", "10"]) == 2
     assert "vocabulary size 10 is too small" in capsys.readouterr().err
 
 
@@ -74,7 +62,7 @@ def test_prepare_corpus_names_the_files(
     tmp_path: Path, source_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megatron_async.data.preprocessing.stdlib_corpus.standard_library_root", lambda: source_root)
-    assert tool("prepare_corpus")(["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]) == 0
+    assert prepare_corpus.main(["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]) == 0
     output = capsys.readouterr().out
     assert f"--train-data-path {tmp_path / 'corpus' / 'train_text_document'}" in output
     assert "300 tokens" in output

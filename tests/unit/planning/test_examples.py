@@ -2,7 +2,6 @@
 """The launch script and its recipes: every optimizer, schedule and delay on top gives arguments that are accepted."""
 
 import functools
-import importlib.util
 import inspect
 import os
 import shlex
@@ -16,6 +15,7 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
+from examples import pretrain as launcher  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.optim import registry  # noqa: E402
 from megatron_async.planning.estimate import plan  # noqa: E402
@@ -37,16 +37,6 @@ def sources_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
         yield
-
-
-def load_launcher():
-    spec = importlib.util.spec_from_file_location("examples_pretrain", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-launcher = load_launcher()
 
 
 def launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The SLURM scripts, with faked scheduler commands and real workers."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -11,23 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from examples.slurm import launch
 from tests.unit.repository.commands import write_command
 
 ROOT = Path(__file__).resolve().parents[3]
 SBATCH = ROOT / "examples" / "slurm" / "pretrain.sbatch"
-
-
-def load_script(path: Path) -> ModuleType:
-    """Import a script that is in no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def allocation(tmp_path: Path) -> dict[str, str]:
@@ -191,9 +181,6 @@ signal.signal(signal.SIGUSR1, leave)
 pathlib.Path(sys.argv[1], "ready" + os.environ["RANK"]).touch()
 time.sleep(60)
 """
-
-
-launch = load_script(ROOT / "examples" / "slurm" / "launch.py")
 
 
 def launcher(*arguments: str) -> list[str]:

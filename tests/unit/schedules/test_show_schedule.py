@@ -1,30 +1,17 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The command tools/show_schedule.py."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[3] / "tools" / "show_schedule.py"
+from tools import show_schedule as tool
+
 SHAPE = ["--stages", "4", "--microbatches", "8"]
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("show_schedule_tool", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "pipedream", "2bw-eager"])
-def test_text_is_the_default(tool, capsysbinary, name) -> None:
+def test_text_is_the_default(capsysbinary, name) -> None:
     assert tool.main(["--schedule", name, *SHAPE]) == 0
     text = capsysbinary.readouterr().out.decode()
     assert f"schedule {name}: 4 stages, 8 micro-batches, 4 batches" in text
@@ -32,20 +19,20 @@ def test_text_is_the_default(tool, capsysbinary, name) -> None:
     assert "live activations" in text
 
 
-def test_json_on_standard_output(tool, capsysbinary) -> None:
+def test_json_on_standard_output(capsysbinary) -> None:
     assert tool.main(["--schedule", "2bw", *SHAPE, "--batches", "5", "--format", "json"]) == 0
     data = json.loads(capsysbinary.readouterr().out)
     assert (data["schedule"], data["batches"], data["bubble_share"]) == ("2bw", 5, 0.0)
 
 
-def test_times_reach_the_simulation(tool, capsysbinary) -> None:
+def test_times_reach_the_simulation(capsysbinary) -> None:
     arguments = ["--schedule", "1f1b", *SHAPE, "--batches", "1", "--times", "10,30,7"]
     assert tool.main(arguments) == 0
     assert f"makespan {11 * 40 + 7}" in capsysbinary.readouterr().out.decode()
 
 
 @pytest.mark.parametrize(("name", "bubble"), [("2bw", 0.2), ("2bw-eager", 0.0)])
-def test_transfers_reach_the_simulation(tool, capsysbinary, name, bubble) -> None:
+def test_transfers_reach_the_simulation(capsysbinary, name, bubble) -> None:
     assert tool.main(["--schedule", name, *SHAPE, "--transfer", "0.5", "--format", "json"]) == 0
     assert json.loads(capsysbinary.readouterr().out)["bubble_share"] == pytest.approx(bubble, abs=1e-12)
 
@@ -53,7 +40,7 @@ def test_transfers_reach_the_simulation(tool, capsysbinary, name, bubble) -> Non
 @pytest.mark.parametrize(
     ("file_format", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("trace", b"{"), ("text", b"sch")]
 )
-def test_output_file(tool, capsysbinary, tmp_path, file_format, start) -> None:
+def test_output_file(capsysbinary, tmp_path, file_format, start) -> None:
     output = tmp_path / f"schedule.{file_format}"
     output.write_bytes(b"old")
     arguments = [
@@ -116,7 +103,7 @@ def test_output_file(tool, capsysbinary, tmp_path, file_format, start) -> None:
         (["--schedule"], ["argument --schedule: expected one argument"]),
     ],
 )
-def test_wrong_arguments_are_all_reported_with_status_2(tool, capsys, arguments, messages) -> None:
+def test_wrong_arguments_are_all_reported_with_status_2(capsys, arguments, messages) -> None:
     assert tool.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -7,9 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from megatron_async.schedules import Backward, Forward, Schedule, StageCosts, make_schedule, simulate
-from megatron_async.schedules.dependencies import key_of, previous_stage
-from megatron_async.schedules.device import (
+from benchmarks.device import (
     LEAST_BATCHES,
     POLICIES,
     DeviceResult,
@@ -19,7 +17,9 @@ from megatron_async.schedules.device import (
     recorded_times,
     simulate_device,
 )
-from megatron_async.schedules.device.engine import COMPUTE, Device, Host, Meeting, Operation, Simulation
+from benchmarks.device.engine import COMPUTE, Device, Host, Meeting, Operation, Simulation
+from megatron_async.schedules import Backward, Forward, Schedule, StageCosts, make_schedule, simulate
+from megatron_async.schedules.dependencies import key_of, previous_stage
 
 TIMES = StageTimes(forward=20, backward=40, step=5, reduction=20, gather=10)
 NORM = 1.0

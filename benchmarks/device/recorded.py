@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_async.schedules.device.costs import StageTimes
+from benchmarks.device.costs import StageTimes
 
 
 def recorded_times(trace: Mapping[str, Any], *, reduction: float = 0.0, gather: float = 0.0) -> list[StageTimes]:

@@ -8,10 +8,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.device.costs import Machine, Policy, StageTimes
+from benchmarks.device.engine import COMPUTE, Device, Host, Meeting, Operation, Program, Simulation
 from megatron_async.schedules.actions import Backward, BatchAction, Forward, Reduce, Schedule, Update
 from megatron_async.schedules.dependencies import Key, key_of, previous_stage
-from megatron_async.schedules.device.costs import Machine, Policy, StageTimes
-from megatron_async.schedules.device.engine import COMPUTE, Device, Host, Meeting, Operation, Program, Simulation
 
 SIDE, DATA_PARALLEL, GATHER = "side", "data parallel", "gather"
 """Streams besides compute, the links and the norms."""

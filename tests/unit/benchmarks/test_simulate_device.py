@@ -1,28 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The command tools/simulate_device.py."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[3] / "tools" / "simulate_device.py"
+from tools import simulate_device as tool
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("simulate_device_tool", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-def test_table(tool, capsys) -> None:
+def test_table(capsys) -> None:
     assert tool.main(["--stages", "4", "--microbatches-per-stage", "1", "--policies", "host,at-once"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| 2bw | 4 | 4 | host | many | 270.0 | 1.102 | gather +10.0, reduction +20.0, step -5.0 |"
@@ -30,7 +16,7 @@ def test_table(tool, capsys) -> None:
     assert len(lines) == 7 and "needs at least 7 micro-batches" in lines[6]
 
 
-def test_rows_as_json(tool, capsys) -> None:
+def test_rows_as_json(capsys) -> None:
     arguments = ["--schedules", "2bw", "--stages", "2", "--times", "10,20,3", "--norm", "0", "--launches", "20"]
     assert tool.main([*arguments, "--reduction", "0", "--gather", "0", "--policies", "when-known", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -39,13 +25,13 @@ def test_rows_as_json(tool, capsys) -> None:
     assert sum(rows[0]["added"].values()) == pytest.approx(rows[0]["batch_time"] - 63.0, abs=1e-6)
 
 
-def test_hangs_have_a_row(tool, capsys) -> None:
+def test_hangs_have_a_row(capsys) -> None:
     arguments = ["--schedules", "wpipe", "--stages", "4", "--microbatches-per-stage", "1", "--queues", "one"]
     assert tool.main([*arguments, "--policies", "at-once"]) == 0
     assert "hangs: rank 0 in " in capsys.readouterr().out
 
 
-def test_times_of_a_recorded_run(tool, capsys, tmp_path) -> None:
+def test_times_of_a_recorded_run(capsys, tmp_path) -> None:
     events = [
         {"ph": "X", "ts": 0, "dur": time * 1000, "pid": stage, "tid": stage, "args": {"kind": kind, "batch": batch}}
         for stage in (0, 1)
@@ -92,7 +78,7 @@ def test_times_of_a_recorded_run(tool, capsys, tmp_path) -> None:
         (["--stages"], ["argument --stages: expected one argument"]),
     ],
 )
-def test_wrong_arguments_are_all_reported_with_status_2(tool, capsys, arguments, messages) -> None:
+def test_wrong_arguments_are_all_reported_with_status_2(capsys, arguments, messages) -> None:
     assert tool.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -100,7 +86,7 @@ def test_wrong_arguments_are_all_reported_with_status_2(tool, capsys, arguments,
         assert message in captured.err
 
 
-def test_a_trace_that_is_no_trace(tool, capsys, tmp_path) -> None:
+def test_a_trace_that_is_no_trace(capsys, tmp_path) -> None:
     for contents in ("[]", "{", '{"traceEvents": []}', '{"traceEvents": [1]}'):
         (tmp_path / "trace.json").write_text(contents)
         assert tool.main(["--trace", str(tmp_path / "trace.json")]) == 2

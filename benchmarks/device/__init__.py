@@ -4,9 +4,9 @@
 `simulate_device` shows what `simulate` leaves out: the time that the host adds, and runs that hang.
 """
 
-from megatron_async.schedules.device.costs import POLICIES, Machine, Policy, StageTimes
-from megatron_async.schedules.device.recorded import recorded_times
-from megatron_async.schedules.device.result import LEAST_BATCHES, DeviceResult, simulate_device
+from benchmarks.device.costs import POLICIES, Machine, Policy, StageTimes
+from benchmarks.device.recorded import recorded_times
+from benchmarks.device.result import LEAST_BATCHES, DeviceResult, simulate_device
 
 __all__ = [
     "LEAST_BATCHES",

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.device.costs import Machine, Policy, StageTimes
+from benchmarks.device.engine import COMPUTE, Operation, Simulation, Span
+from benchmarks.device.program import Job, RankProgram
 from megatron_async.schedules.actions import Action, Backward, Forward, Schedule
-from megatron_async.schedules.device.costs import Machine, Policy, StageTimes
-from megatron_async.schedules.device.engine import COMPUTE, Operation, Simulation, Span
-from megatron_async.schedules.device.program import Job, RankProgram
 from megatron_async.schedules.registry import SCHEDULES
 
 SKIPPED_BATCHES = 3
