@@ -87,7 +87,8 @@ class Training:
 
     def corrected(self, batch: int) -> bool:
         """Whether the correction applies to the update of a batch."""
-        return self.correction is not None and self.phases.corrected(batch)
+        correction = self.correction
+        return correction is not None and self.phases.corrected(batch, from_first=correction.from_first_update)
 
     def read_past(self) -> None:
         """Take the micro-batches of one batch out of the data."""

@@ -81,13 +81,16 @@ class SynchronousSteps:
             Whether the update was skipped, for each group with a norm of its own (here one), and the L2 norm of the
             gradient before clipping.
         """
-        # With fp16 the loss scaler may find an overflow.
-        overflow = self.optimizer.prepare_grads()
+        overflow = self.prepare_gradients(batch)
         norm = math.nan if overflow else float(self.optimizer.get_grad_norm())
         if not math.isfinite(norm):
             return [True], math.nan
         self.step(batch, clip_factor(norm, self.training.args.clip_grad), logits)
         return [False], norm
+
+    def prepare_gradients(self, batch: int) -> bool:
+        """Hand the gradients to the optimizer; return whether fp16's loss scaler found an overflow."""
+        return self.optimizer.prepare_grads()
 
     def step(self, batch: int, factor: float, logits: torch.Tensor | None) -> None:
         """Step the master weights with gradients scaled by `factor`, and publish them."""

@@ -20,6 +20,11 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             "--delay-first-moment-only needs --gradient-delay N and --optimizer adam for every parameter; "
             f"--gradient-delay is {args.gradient_delay}, --optimizer {args.optimizer}."
         )
+    if args.staleness_correction.startswith("raw-") and args.gradient_delay is None:
+        yield (
+            f"--staleness-correction {args.staleness_correction} corrects the whole gradient before its norm is taken, "
+            "which only the delay oracle does. Give --gradient-delay N, or gradient-error-feedback."
+        )
     twice = args.delay_first_moment_only or args.log_update_statistics > 0
     if twice and args.gradient_delay is not None and args.num_experts is not None:
         yield (

@@ -100,12 +100,18 @@ class OracleSteps(SynchronousSteps):
         self._oracle.record(restart=self.training.phases.synchronous(batch))
         return result
 
+    def prepare_gradients(self, batch: int) -> bool:
+        overflow = super().prepare_gradients(batch)
+        if (correction := self.training.correction) is not None:
+            correction.before_norm(self.training.corrected(batch))
+        return overflow
+
     def router_biases(self) -> list[list[torch.Tensor]]:
         return self._oracle.biases()
 
     def _update_by_group(self, batch: int, logits: torch.Tensor | None) -> tuple[list[bool], float]:
         """Clip each group by its own norm and skip groups whose norm is not finite."""
-        self.optimizer.prepare_grads()
+        self.prepare_gradients(batch)
         norms = []
         for params in self._groups:
             gradients = [param.grad for param in params if param.grad is not None]

@@ -22,9 +22,9 @@ class Phases:
         """Whether this batch uses the newest weights. The pipe is drained before and after it."""
         return batch < self.sync_start or batch >= self.cooldown_from
 
-    def corrected(self, batch: int) -> bool:
-        """Whether a correction applies. Not to batch S: it used the newest weights."""
-        return self.sync_start < batch < self.cooldown_from
+    def corrected(self, batch: int, *, from_first: bool = False) -> bool:
+        """Whether a correction applies. To batch S, which used the newest weights, only with `from_first`."""
+        return self.sync_start + (not from_first) <= batch < self.cooldown_from
 
     def end_of_segment(self, batch: int, end: int) -> int:
         """End of the segment that starts with `batch`, at most `end`."""

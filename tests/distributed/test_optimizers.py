@@ -72,7 +72,7 @@ def test_corrections_differ_from_each_other_and_from_none(reference):
     recipe = "--optimizer muon"
     ends = {
         name: reference(f"{recipe} --staleness-correction {name}").losses[-1]
-        for name in ("error-feedback", "weight-prediction", "gradient-error-feedback")
+        for name in ("error-feedback", "weight-prediction", "gradient-error-feedback", "raw-gradient-error-feedback")
     }
     ends["none"] = reference(recipe).losses[-1]
     assert len({round(value, 5) for value in ends.values()}) == len(ends)
@@ -370,6 +370,10 @@ WRONG = {
     "--optimizer muon --qk-clip-threshold 50": ["--qk-clip-threshold without --qk-clip"],
     "--optimizer muon --muon-tp-mode distributed": ["--muon-tp-mode distributed is not covered"],
     "--optimizer muon --muon-num-ns-steps 0": ["--muon-num-ns-steps 0: allowed: integers >= 1"],
+    "--optimizer adam --pipeline-schedule 2bw --staleness-correction raw-gradient-error-feedback": [
+        "raw-gradient-error-feedback corrects the whole gradient.*--gradient-delay",
+        "--pipeline-model-parallel-size is 1",
+    ],
     "--optimizer adam --undelayed-head": ["--undelayed-head.*--gradient-delay"],
     "--optimizer muon --delay-first-moment-only --gradient-delay 1": ["--delay-first-moment-only needs.*adam"],
     "--optimizer adam --staleness-correction dc-asgd": ["--staleness-correction dc-asgd corrects"],

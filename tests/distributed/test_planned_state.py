@@ -20,6 +20,7 @@ RUNS = {
     "weight-prediction-updated": (2, f"--optimizer mars-m {PIPELINE} 2bw"),
     "dc-asgd": (2, f"--optimizer soap {PIPELINE} 2bw"),
     "gradient-error-feedback": (2, f"--optimizer adamuon --bf16 {PIPELINE} 2bw"),
+    "raw-gradient-error-feedback": (1, "--optimizer adam --gradient-delay 1"),
     "wpipe": (2, f"--optimizer mars {UNTIED} --staleness-correction error-feedback {PIPELINE} wpipe"),
     "pipedream": (
         2,

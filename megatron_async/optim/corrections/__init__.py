@@ -8,7 +8,11 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, leave_out
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
-from megatron_async.optim.corrections.gradients import DelayCompensation, GradientErrorFeedback
+from megatron_async.optim.corrections.gradients import (
+    DelayCompensation,
+    GradientErrorFeedback,
+    RawGradientErrorFeedback,
+)
 from megatron_async.optim.corrections.weight_prediction import UpdatedWeightPrediction, WeightPrediction
 
 __all__ = [
@@ -18,6 +22,7 @@ __all__ = [
     "DelayCompensation",
     "ErrorFeedback",
     "GradientErrorFeedback",
+    "RawGradientErrorFeedback",
     "UpdatedWeightPrediction",
     "WeightPrediction",
     "leave_out",
@@ -30,6 +35,7 @@ _CLASSES: Mapping[str, type[Correction]] = {
     "weight-prediction-updated": UpdatedWeightPrediction,
     "dc-asgd": DelayCompensation,
     "gradient-error-feedback": GradientErrorFeedback,
+    "raw-gradient-error-feedback": RawGradientErrorFeedback,
 }
 CORRECTIONS = ("none", *_CLASSES)
 

@@ -8,6 +8,7 @@ per parameter in the optimizer state, so it is saved, sharded and moved with tha
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ class Correction:
         ValueError: strength negative or not finite.
     """
 
+    from_first_update: ClassVar[bool] = False
+    """Whether the first update of the delayed phase is corrected too, when there is no earlier update yet."""
+
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], strength: float = 1.0) -> None:
         if not math.isfinite(strength) or strength < 0:
             raise ValueError(f"correction strength {strength}: must be a finite number, at least 0")
@@ -38,6 +42,9 @@ class Correction:
             # Transformer Engine's FusedAdam looks up the type of each name in its state when it is saved and loaded.
             if (types := getattr(optimizer, "name_to_dtype_map", None)) is not None:
                 types[PREVIOUS_UPDATE] = torch.float32
+
+    def before_norm(self, active: bool) -> None:
+        """Called when the gradients of a whole batch are there and are not clipped, by the delay oracle alone."""
 
     def before_step(self, piece: Piece, context: StepContext) -> None:
         """Part before the optimizer's step."""

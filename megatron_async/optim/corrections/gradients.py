@@ -11,13 +11,15 @@ Gradient error feedback is the negative control of arXiv 2606.30634 (A.10), wher
 
     g_b + k (g_b - g_(b-1))
 
-The clipped and logged norm is that of the uncorrected gradient.
+The clipped and logged norm is that of the uncorrected gradient, except where "raw" corrects before clipping. The paper
+says "raw gradients", not on which side of clipping that is.
 """
 
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import Correction, data_of, remember, remembered
+from megatron_async.optim.corrections.base import Correction, data_of, delayed_params, remember, remembered
+from megatron_async.optim.step import Piece
 
 
 def _grads(params: list[Tensor]) -> list[Tensor]:
@@ -59,3 +61,20 @@ class GradientErrorFeedback(Correction):
     def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
         remember(optimizer, params, self._kept)
         del self._kept
+
+
+class RawGradientErrorFeedback(GradientErrorFeedback):
+    """Error feedback on gradients that are not clipped yet; the corrected gradient is clipped by its own norm."""
+
+    _raw: dict[Tensor, Tensor]
+
+    def before_norm(self, active: bool) -> None:
+        self._raw = {}
+        for optimizer in self.optimizers:
+            params = delayed_params(Piece(optimizer, [p for group in optimizer.param_groups for p in group["params"]]))
+            with torch.no_grad():
+                super().before(optimizer, params, active and self.strength > 0)
+            self._raw |= zip(params, self._kept, strict=True)
+
+    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+        self._kept = [self._raw[param] for param in params]

@@ -9,8 +9,8 @@ The accumulator y receives the uncorrected updates. Gradients are computed at W,
 "Same state": v = u_b. "Updated state": v is the update of a second optimizer step with the same gradient; the optimizer
 state is restored afterwards.
 
-The weights are W between steps and y during a step. Evaluation uses y. With v = u_b, W differs from the weights of
-error feedback by the constant k u_0, because error feedback does not correct the first update.
+The weights are W between steps and y during a step. Evaluation uses y. The first update predicts too. With v = u_b,
+W differs from the weights of error feedback by the constant k u_0: error feedback does not correct the first update.
 """
 
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ class WeightPrediction(Correction):
     During a step the buffer holds the accumulator before the step.
     """
 
+    from_first_update = True
     _ahead: list[Tensor]
 
     def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:

@@ -16,21 +16,31 @@ from megatron_async.optim.corrections import (
     DelayCompensation,
     ErrorFeedback,
     GradientErrorFeedback,
+    RawGradientErrorFeedback,
     UpdatedWeightPrediction,
     WeightPrediction,
     leave_out,
 )
 from megatron_async.optim.corrections.base import remember
 from megatron_async.optim.registry import OptimizerSpec, find, names, specs
-from megatron_async.optim.step import MasterStep, StepContext, parts, pieces
+from megatron_async.optim.step import MasterStep, StepContext, clip_factor, parts, pieces
 
-CLASSES = [ErrorFeedback, WeightPrediction, UpdatedWeightPrediction, DelayCompensation, GradientErrorFeedback]
+CLASSES = [
+    ErrorFeedback,
+    WeightPrediction,
+    UpdatedWeightPrediction,
+    DelayCompensation,
+    GradientErrorFeedback,
+    RawGradientErrorFeedback,
+]
 LR, MU, STEPS = 0.1, 0.5, 7
 
 
 def take_step(
     optimizer: torch.optim.Optimizer, correction: Correction | None, *, corrected: bool = False, piece: int = 1 << 22
 ) -> None:
+    if correction is not None:
+        correction.before_norm(corrected)
     MasterStep([optimizer], parts(correction=correction), piece)(StepContext(batch=0, corrected=corrected))
 
 
@@ -42,7 +52,7 @@ def run_delayed(kind: type[Correction] | None, strength: float, momentum: float 
     seen = [weight.item()]
     for batch in range(STEPS):
         weight.grad = torch.full_like(weight, seen[max(0, batch - 1)])
-        take_step(optimizer, correction, corrected=batch > 0)
+        take_step(optimizer, correction, corrected=kind is not None and (kind.from_first_update or batch > 0))
         seen.append(weight.item())
     return seen
 
@@ -74,12 +84,29 @@ def test_delay_compensation_by_hand() -> None:
     assert run_delayed(DelayCompensation, 0.7) == pytest.approx(plain(rule), rel=1e-12)
 
 
-def test_gradient_error_feedback_by_hand() -> None:
+@pytest.mark.parametrize("kind", [GradientErrorFeedback, RawGradientErrorFeedback])
+def test_gradient_error_feedback_by_hand(kind: type[Correction]) -> None:
     def rule(now: float, _: float, gradient: float, last: float) -> tuple[float, float]:
         corrected = gradient if math.isnan(last) else gradient + 0.7 * (gradient - last)
         return now - LR * corrected, gradient
 
-    assert run_delayed(GradientErrorFeedback, 0.7) == pytest.approx(plain(rule), rel=1e-12)
+    assert run_delayed(kind, 0.7) == pytest.approx(plain(rule), rel=1e-12)
+
+
+def test_raw_feedback_clips_what_it_has_corrected() -> None:
+    """Gradients 8, then 3, clipped to 1: 1 and -1 from 2 x 3 - 8 = -2; on clipped gradients 1 and 1."""
+    ends = {}
+    for kind in (GradientErrorFeedback, RawGradientErrorFeedback):
+        weight = Parameter(torch.zeros(1, 1))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        correction = kind([optimizer], 1.0)
+        for batch, gradient in enumerate((8.0, 3.0)):
+            weight.grad = torch.full_like(weight, gradient)
+            correction.before_norm(batch > 0)
+            factor = clip_factor(float(weight.grad.norm()), 1.0)
+            MasterStep([optimizer], parts(correction=correction))(StepContext(batch, factor, corrected=batch > 0))
+        ends[kind] = weight.item()
+    assert ends == {GradientErrorFeedback: pytest.approx(-2), RawGradientErrorFeedback: pytest.approx(0, abs=1e-5)}
 
 
 @pytest.mark.parametrize("updated", [False, True])
@@ -91,7 +118,7 @@ def test_weight_prediction_by_hand(updated: bool) -> None:
         momentum = gradient if batch == 0 else MU * momentum + (1 - MU) * gradient  # torch's SGD starts with g
         accumulator -= LR * momentum
         again = MU * momentum + (1 - MU) * gradient if updated else momentum
-        seen.append(accumulator - (0.7 * LR * again if batch else 0.0))
+        seen.append(accumulator - 0.7 * LR * again)
     kind = UpdatedWeightPrediction if updated else WeightPrediction
     assert run_delayed(kind, 0.7, MU) == pytest.approx(seen, rel=1e-12)
 

@@ -33,6 +33,7 @@ def test_phases():
     phases = Phases(2, 6)
     assert [phases.synchronous(batch) for batch in range(8)] == [True, True, False, False, False, False, True, True]
     assert [phases.corrected(batch) for batch in range(8)] == [False, False, False, True, True, True, False, False]
+    assert [phases.corrected(batch, from_first=True) for batch in range(8)] == [False] * 2 + [True] * 4 + [False] * 2
     assert [phases.versions(1)(batch) for batch in range(8)] == [0, 1, 2, 2, 3, 4, 6, 7]
     assert [phases.versions(3)(batch) for batch in range(8)] == [0, 1, 2, 2, 2, 2, 6, 7]
     assert phases.end_of_segment(0, 8) == 1 and phases.end_of_segment(2, 8) == 6 and phases.end_of_segment(2, 4) == 4
