@@ -67,6 +67,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
     options = parser.parse_args(own)
     problems = [f"{flag} belongs to the layout, which is searched: leave it out" for flag in _LAYOUT if flag in run]
+    if "|" in (value_of(run, "--hybrid-layer-pattern") or ""):
+        problems.append("| in --hybrid-layer-pattern belongs to the layout, which is searched: leave it out")
     numbers = [*(options.devices or [1]), *options.tensor, options.largest_pipeline, options.rows]
     if min(numbers) < 1:
         problems.append("--devices, --tensor, --largest-pipeline and --rows must be at least 1")
@@ -103,7 +105,7 @@ def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
             *(str(own.devices), layout.schedule, sizes, str(layout.micro_batch), "full" if layout.recompute else ""),
             *(f"{own.bytes / 2**30:.1f}", f"{time.seconds:.3g}", f"{tokens / time.seconds:,.0f}", f"{time.bubble:.1%}"),
             *(f"{time.idle[cause] / time.seconds:.1%}" for cause in CAUSES),
-            own.split if layout.pipeline > 1 else "",
+            own.split[1] if layout.pipeline > 1 else "",
         )
     return made
 
@@ -114,7 +116,7 @@ def _command(outcome: "Outcome", run: Sequence[str], per_node: int) -> list[str]
 
     words = outcome.layout.words(outcome.split)
     kept = list(run)
-    for flag in ("--pipeline-schedule", "--micro-batch-size"):
+    for flag in [word for word in words if word.startswith("--")]:
         while (shorter := without_option(kept, flag)) is not None:
             kept = shorter
     if not SCHEDULES[outcome.layout.schedule].delayed:
@@ -172,12 +174,6 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
         base = arguments.parse([*run, *alone, "--dry-run"])
     except arguments.ArgumentProblems as wrong:
         print("\n".join(f"megatron-async plan: {problem}" for problem in wrong.problems), file=sys.stderr)
-        return USAGE_ERROR
-    if base.hybrid_layer_pattern is not None:
-        print(
-            "megatron-async plan: a HybridModel's pattern holds its split, which is not searched; use --dry-run",
-            file=sys.stderr,
-        )
         return USAGE_ERROR
     base.staleness_correction = value_of(run, "--staleness-correction") or "none"
     given = value_of(run, "--micro-batch-size")

@@ -58,6 +58,11 @@ def has(args: argparse.Namespace, letter: str) -> bool:
     return args.hybrid_layer_pattern is not None and letter in args.hybrid_layer_pattern
 
 
+def mamba_heads(args: argparse.Namespace) -> int:
+    """Heads of a Mamba layer: without --mamba-num-heads its inner size is twice the hidden size, as in Megatron."""
+    return args.mamba_num_heads or 2 * (args.hidden_size or 0) // args.mamba_head_dim
+
+
 def continues_gpt(pattern: str | None, saved: Mapping[str, Any]) -> bool:
     """Whether a pattern is the model of a saved GPT: attention and a block in turn, the same number of times."""
     block = Symbols.MLP if saved.get("num_experts") is None else Symbols.MOE
@@ -203,7 +208,7 @@ def _sizes(args: argparse.Namespace, option: str) -> Iterator[str]:
     if not has(args, Symbols.MOE) and args.num_experts is not None:
         yield f"--num-experts {args.num_experts}: {option} has no E. Add one, or leave --num-experts out."
     if has(args, Symbols.MAMBA):
-        heads = args.mamba_num_heads or 2 * (args.hidden_size or 0) // args.mamba_head_dim
+        heads = mamba_heads(args)
         for name, number in (("--mamba-num-heads", heads), ("--mamba-num-groups", args.mamba_num_groups)):
             if number % args.tensor_model_parallel_size:
                 yield (

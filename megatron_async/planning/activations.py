@@ -95,7 +95,7 @@ class ActivationModel:
 
     def _mamba(self) -> int:
         args = self.args
-        heads = args.mamba_num_heads or 2 * args.hidden_size // args.mamba_head_dim
+        heads = hybrid.mamba_heads(args)
         inner, mapped = heads * args.mamba_head_dim, 2 * args.mamba_num_groups * args.mamba_state_dim
         # Projected; x, B, C before and after the activation; output, gated, normalized.
         per_token = 2 * inner + mapped + heads + 2 * (inner + mapped) + 3 * inner

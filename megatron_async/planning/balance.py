@@ -10,13 +10,14 @@ from itertools import accumulate, permutations
 from typing import Any
 
 from megatron_async.checkpoint.manifest import arguments_as_json
+from megatron_async.models import hybrid
 from megatron_async.planning import devices, memory
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.costs import BlockTime, CostModel, Exchange
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, Chunk, Stage, blocks, on_stages
 from megatron_async.planning.resolve import pad_vocabulary
-from megatron_async.planning.split import Ends, cut, cut_pairs, layout
+from megatron_async.planning.split import Ends, cut, cut_pairs, option
 from megatron_async.planning.timing import batch_time, period, stage_costs, table
 from megatron_async.schedules import SimulationResult, StageCosts, simulate
 from megatron_async.schedules.arguments import schedule_of
@@ -32,7 +33,6 @@ _SPLITS = (
     "num_virtual_stages_per_pipeline_rank",
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
-    "hybrid_layer_pattern",
     "mtp_num_layers",
 )
 """Arguments that split the layers, or whose layers a split does not know."""
@@ -62,10 +62,6 @@ class Choice:
     ends: Ends
     bytes: int
 
-    @property
-    def layout(self) -> str:
-        return layout(self.ends)
-
 
 def variant(args: argparse.Namespace, **changes: Any) -> argparse.Namespace:
     """A copy of checked arguments with other values."""
@@ -75,7 +71,7 @@ def variant(args: argparse.Namespace, **changes: Any) -> argparse.Namespace:
 
 
 def begin(args: argparse.Namespace) -> Iterator[str]:
-    """Resolve `--pipeline-balance` of parsed values and set a first layout, so that Megatron can derive the rest.
+    """Resolve `--pipeline-balance` of parsed values and set a first split, so that Megatron can derive the rest.
 
     Yields problems. Without the option, delayed schedules on GPUs are balanced unless the user gives a split: under
     them a stage that is slower than the others is the only bubble. 1f1b splits as Megatron does. So do runs on CPUs,
@@ -83,7 +79,9 @@ def begin(args: argparse.Namespace) -> Iterator[str]:
     """
     asked, stages = args.pipeline_balance, args.pipeline_model_parallel_size
     given = [name for name in _SPLITS if getattr(args, name, None)]
-    given += ["model_class"] if args.model_class == "hybrid" else []
+    pattern: str | None = args.hybrid_layer_pattern
+    if pattern is not None and hybrid.layers_of(pattern) != pattern:
+        given.append("hybrid_layer_pattern")
     balanced = asked in ("auto", "measured")
     if balanced and given:
         yield (
@@ -98,20 +96,31 @@ def begin(args: argparse.Namespace) -> Iterator[str]:
     if asked is None:
         asked = "auto" if schedule_of(args).delayed and stages > 1 and args.plan_device != "cpu" else "even"
     args.pipeline_balance = GIVEN if given else asked
-    parts = schedule_of(args).chunks * stages
-    if args.pipeline_balance in ("auto", "measured") and stages > 1 and (args.num_layers or 0) + 1 >= parts:
-        ends = cut(args.num_layers + 2, parts, lambda part, start, end: float(end - start))
+    parts, layers = schedule_of(args).chunks * stages, (args.num_layers or 0) if pattern is None else len(pattern)
+    if args.pipeline_balance in ("auto", "measured") and stages > 1 and layers + 1 >= parts:
+        ends = cut(layers + 2, parts, lambda part, start, end: float(end - start))
         assert ends is not None
-        args.pipeline_model_parallel_layout = layout(ends)
+        _put(args, ends)
+
+
+def split_option(args: argparse.Namespace, ends: Ends) -> tuple[str, str]:
+    """A split of a run's model as option and value."""
+    pattern = args.hybrid_layer_pattern
+    return option(ends, None if pattern is None else hybrid.layers_of(pattern))
+
+
+def _put(args: argparse.Namespace, ends: Ends) -> None:
+    name, value = split_option(args, ends)
+    setattr(args, name.removeprefix("--").replace("-", "_"), value)
 
 
 def finish(args: argparse.Namespace) -> None:
-    """Replace the first layout by the estimated one, once all values are derived.
+    """Replace the first split by the estimated one, once all values are derived.
 
     Called again when the tokenizer has told the size of the vocabulary. Must not be called where torch.distributed is
     in use.
     """
-    if args.pipeline_balance not in ("auto", "measured") or args.pipeline_model_parallel_layout is None:
+    if args.pipeline_balance not in ("auto", "measured"):
         return
     known = with_vocabulary(args)
     if getattr(args, "_balance_vocabulary", None) == known.padded_vocab_size:
@@ -130,14 +139,14 @@ def with_vocabulary(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def settle(args: argparse.Namespace, device: Device, model: Sequence[Block], times: Sequence[BlockTime]) -> None:
-    """Set the layout for these times and keep a text about it; where none fits the memory, take the fastest one."""
+    """Set the split for these times and keep a text about it; where none fits the memory, take the fastest one."""
     known, notes = with_vocabulary(args), []
     try:
         chosen = choose(known, model, times, device.memory_bytes)
     except NoSplit as problem:
         notes = [f"{problem}. {would_fit(known, model, device.memory_bytes)}."]
         chosen = choose(known, model, times, None)
-    args.pipeline_model_parallel_layout = chosen.layout
+    _put(args, chosen.ends)
     args._resolved = arguments_as_json(args)
     args._balance = [*report(known, chosen.ends, times, CostModel(known, device).exchange(model)), *notes]
 
@@ -150,14 +159,15 @@ def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exc
     microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
     time = batch_time(args.pipeline_schedule, parts, microbatches, exchange)
     measured = args.pipeline_balance == "measured"
-    words = layout(ends).split("|")
+    name, split = split_option(args, ends)
+    words = split.split("|")
     lines = [
-        f"--pipeline-model-parallel-layout '{layout(ends)}' by --pipeline-balance {args.pipeline_balance}, "
+        f"{name} '{split}' by --pipeline-balance {args.pipeline_balance}, "
         + ("timed on this device" if measured else f"estimated for {args.plan_device}")
     ]
     for stage, total in enumerate(totals):
         share = f"{total / max(totals):.1%} of the slowest stage's compute"
-        lines.append(f"stage {stage}: {' and '.join(words[stage::stages])}, {share}")
+        lines.append(f"stage {stage}: {' and '.join(own or 'no layer' for own in words[stage::stages])}, {share}")
     causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
     lines.append(f"planned batch: {1000 * time.seconds:.4g} ms")
     return [*lines, f"idle: {time.bubble:.1%} of the time of all devices: {', '.join(causes)}"]

@@ -7,13 +7,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_async.models import hybrid
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, Parameter, on_stages
 from megatron_async.planning.resolve import keeps_scores
 
-LAUNCHES = {"layer": 30, "experts": 60, "linear_attention": 30, "end": 10}
-"""Kernel launches of a forward, assumed: of any layer, and what experts and linear attention add; of embedding or head.
-A backward has twice as many."""
+LAUNCHES = {
+    "attention": 15,
+    "linear_attention": 45,
+    "mamba": 30,
+    "feed_forward": 15,
+    "experts": 75,
+    "end": 10,
+}
+"""Kernel launches of a forward, assumed: of each sublayer with its norm; of embedding or head. A backward has twice as
+many."""
 _SUBLAYERS = (
     ("embedding",),
     ("attention", "linear_attention", "mamba"),
@@ -78,7 +86,8 @@ class CostModel:
         found = []
         for number, (block, flops) in enumerate(zip(model, self.flops(model), strict=True)):
             layer = 0 < number < len(model) - 1
-            collectives, launches = self.collectives(block), self._launches(block, layer)
+            collectives = self.collectives(block)
+            launches = sum(number for kind, number in LAUNCHES.items() if block.has(kind)) if layer else LAUNCHES["end"]
             forward = flops / speed + collectives
             again = recomputes and layer
             backward = 2 * flops / speed + collectives + (forward if again else 0.0)
@@ -121,8 +130,7 @@ class CostModel:
         if layer.has("linear_attention"):
             return 8 * args.linear_num_value_heads * args.linear_value_head_dim**2 / parts
         if layer.has("mamba"):
-            inner = (args.mamba_num_heads or 2 * args.hidden_size // args.mamba_head_dim) * args.mamba_head_dim
-            return 7 * inner * args.mamba_state_dim / parts
+            return 7 * hybrid.mamba_heads(args) * args.mamba_head_dim * args.mamba_state_dim / parts
         if not layer.has("attention"):
             return 0.0
         whole = 2 if keeps_scores(args) else 1  # flash attention leaves the masked half out
@@ -142,7 +150,3 @@ class CostModel:
             inside, between = (near - 1) / device.bandwidth_inside, (experts - near) / device.bandwidth_between
             seconds += sent / experts * max(inside, between)
         return seconds
-
-    def _launches(self, block: Block, layer: bool) -> int:
-        kinds = [kind for kind in ("experts", "linear_attention") if block.has(kind)]
-        return LAUNCHES["layer" if layer else "end"] + sum(LAUNCHES[kind] for kind in kinds)

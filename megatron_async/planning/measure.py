@@ -21,7 +21,7 @@ from megatron_async.mcore.model import build_model
 from megatron_async.mcore.parallel import device, pretend_rank
 from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
-from megatron_async.models import gpt
+from megatron_async.models import gpt, hybrid
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import BlockTime, CostModel
 from megatron_async.planning.devices import Device
@@ -30,13 +30,13 @@ from megatron_async.planning.parameters import Block, blocks
 SECONDS = 3.0
 _LEAST_ROUNDS = 5
 
-Kind = tuple[bool, bool]
-"""Whether a layer has experts and linear attention: layers of one kind take the same time."""
+Kind = tuple[str, ...]
+"""Kinds of a layer's parameters: layers with the same ones take the same time."""
 
 
 def kind_of(block: Block) -> Kind:
     """The kind of a layer."""
-    return block.has("experts"), block.has("linear_attention")
+    return tuple(sorted({own.kind for own in block.parameters}))
 
 
 def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[BlockTime]:
@@ -52,6 +52,8 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
     short.num_layers, short.recompute_granularity = length, None
     short.pipeline_model_parallel_size, short.virtual_pipeline_model_parallel_size = 1, None
     short.pipeline_model_parallel_layout = None
+    if args.hybrid_layer_pattern is not None:
+        short.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)[:length]
     if isinstance(args.moe_layer_freq, list):
         short.moe_layer_freq = args.moe_layer_freq[:length]
     tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_async.planning.balance import Choice, NoSplit, choose, variant
+from megatron_async.models import hybrid
+from megatron_async.planning.balance import Choice, NoSplit, choose, split_option, variant
 from megatron_async.planning.costs import BlockTime, CostModel, Exchange
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
@@ -32,23 +33,23 @@ class Layout:
     micro_batch: int
     recompute: bool
 
-    def words(self, split: str) -> list[str]:
-        """Its options on the command line."""
+    def words(self, split: Sequence[str]) -> list[str]:
+        """Its options on the command line; `split`: option and value."""
         words = ["--pipeline-schedule", self.schedule, "--micro-batch-size", str(self.micro_batch)]
         words += ["--pipeline-model-parallel-size", str(self.pipeline)]
         words += ["--tensor-model-parallel-size", str(self.tensor), *(["--sequence-parallel"] * (self.tensor > 1))]
         words += ["--expert-model-parallel-size", str(self.expert)] if self.expert > 1 else []
-        words += ["--pipeline-model-parallel-layout", split] if self.pipeline > 1 else []
+        words += split if self.pipeline > 1 else []
         return words + (RECOMPUTE if self.recompute else [])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A layout with its balanced split, the bytes of the fullest device, and its time."""
+    """A layout with its balanced split as option and value, the bytes of the fullest device, and its time."""
 
     devices: int
     layout: Layout
-    split: str
+    split: tuple[str, str]
     bytes: int
     time: BatchTime
 
@@ -117,8 +118,10 @@ class Search:
     def _divides(self, tensor: int) -> bool:
         base = self._base
         heads = [base.num_attention_heads, base.num_query_groups or base.num_attention_heads, base.hidden_size]
-        if base.experimental_attention_variant is not None:
+        if base.experimental_attention_variant is not None or hybrid.has(base, "G"):
             heads += [base.linear_num_key_heads, base.linear_num_value_heads]
+        if hybrid.has(base, "M"):
+            heads += [hybrid.mamba_heads(base), base.mamba_num_groups]
         return all(number % tensor == 0 for number in heads)
 
     def arguments(self, devices: int, layout: Layout) -> argparse.Namespace:
@@ -185,7 +188,7 @@ class Search:
         parts = [[times[slice(*row)] for row in rows[stage :: layout.pipeline]] for stage in range(layout.pipeline)]
         microbatches = args.global_batch_size // (layout.micro_batch * layout.data)
         time = batch_time(layout.schedule, parts, microbatches, exchange)
-        return Outcome(devices, layout, chosen.layout, chosen.bytes, time)
+        return Outcome(devices, layout, split_option(args, chosen.ends), chosen.bytes, time)
 
 
 def _divisors(number: int) -> list[int]:

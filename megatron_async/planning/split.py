@@ -8,7 +8,7 @@ beside the embedding, no part is empty, the last one may be the head alone.
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 Cost = Callable[[int, int, int], float]
 """Cost of blocks [start, end) as a part: (part, start, end) -> cost; it grows with every block."""
@@ -128,12 +128,14 @@ def _pairs(sums: Sequence[float], stages: int, middle: int, limit: float) -> End
     return (*(first for first, _ in reversed(row)), *(second for _, second in reversed(row)))
 
 
-def layout(ends: Ends) -> str:
-    """A split as `--pipeline-model-parallel-layout`: Et*8|t*8|t*8|L."""
-    start, words = 0, []
-    for end in ends:
-        layers = end - start - (start == 0) - (end == ends[-1])
-        middle = "" if layers == 0 else "t" if layers == 1 else f"t*{layers}"
-        words.append(("E" if start == 0 else "") + middle + ("L" if end == ends[-1] else ""))
-        start = end
-    return "|".join(words)
+def option(ends: Ends, letters: str | None) -> tuple[str, str]:
+    """A split as option and value: a layout (Et*8|t*8|t*8|L), or the pattern of a HybridModel with these letters."""
+    counts = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    counts[0] -= 1
+    counts[-1] -= 1
+    if letters is not None:
+        layers = iter(letters)
+        return "--hybrid-layer-pattern", "|".join("".join(islice(layers, count)) for count in counts)
+    parts = ["" if count == 0 else "t" if count == 1 else f"t*{count}" for count in counts]
+    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}L"
+    return "--pipeline-model-parallel-layout", "|".join(parts)

@@ -62,14 +62,14 @@ class Expected:
             for number in numbers:
                 factors[number] = seconds[stage] / (estimated or 1.0)
         scaled = [BlockTime(own.forward * by, own.backward * by) for own, by in zip(self.times, factors, strict=True)]
-        if self.args.hybrid_layer_pattern is None:
-            better = balance.choose(self.args, self.model, scaled, simulations=0)
-            least = _slowest(scaled, better.ends, len(seconds))
-            if least < 0.98 * seconds[slowest]:
-                return (
-                    f"{text}: --pipeline-model-parallel-layout '{better.layout}' would make the slowest stage "
-                    f"{1 - least / seconds[slowest]:.0%} faster; a resume may take it"
-                )
+        better = balance.choose(self.args, self.model, scaled, simulations=0).ends
+        least = _slowest(scaled, better, len(seconds))
+        if least < 0.98 * seconds[slowest]:
+            name, split = balance.split_option(self.args, better)
+            return (
+                f"{text}: {name} '{split}' would make the slowest stage {1 - least / seconds[slowest]:.0%} faster; a "
+                "resume may take it"
+            )
         return f"{text}: no other split is faster; if the stages' layers are the same, look at its host and device"
 
 

@@ -62,6 +62,43 @@ def test_delayed_runs_on_gpus_are_balanced_unless_a_split_is_given(parsed):
     assert args._resolved["pipeline_model_parallel_layout"] == "Et*5|t*3L"
 
 
+PATTERN = "--model nemotron-h-mini --micro-batch-size 1 --global-batch-size 8 --pipeline-model-parallel-size 2"
+
+
+def test_a_pattern_is_cut_and_stages_that_are_given_are_kept(parsed):
+    args = parsed(f"{PATTERN} --pipeline-schedule 2bw")
+    assert (args.pipeline_balance, args.pipeline_model_parallel_layout) == ("auto", None)
+    assert args.hybrid_layer_pattern == args._resolved["hybrid_layer_pattern"] == "M-M*MEM-|M*ME"
+    assert f"--hybrid-layer-pattern '{args.hybrid_layer_pattern}'" in args._balance[0]
+    even = parsed(f"{PATTERN} --pipeline-schedule 2bw --pipeline-balance even")
+    assert even.hybrid_layer_pattern == "M-M*ME|M-M*ME"
+    given = parsed(f"{PATTERN} --pipeline-schedule 2bw --hybrid-layer-pattern M-M*|MEM-M*ME")
+    assert (given.pipeline_balance, given.hybrid_layer_pattern) == ("given", "M-M*|MEM-M*ME")
+    assert "it has a split of its own" in problems(
+        parsed, f"{PATTERN} --hybrid-layer-pattern M-M*|MEM-M*ME --pipeline-balance auto"
+    )
+    assert plan(args).time.imbalance < plan(even).time.imbalance
+    halves = parsed(f"{PATTERN} --pipeline-schedule wpipe --untie-embeddings-and-output-weights")
+    assert halves.hybrid_layer_pattern.count("|") == 3 and halves.virtual_pipeline_model_parallel_size == 2
+
+
+def test_a_gpt_as_hybrid_model_may_be_cut_within_its_layers(parsed):
+    """Attention and block are layers of their own: the row is finer, the costs are the same."""
+    one, two = (
+        parsed(f"{TINY} --pipeline-schedule 2bw --model-class {name}", device="cpu") for name in ("gpt", "hybrid")
+    )
+    assert two.hybrid_layer_pattern == "*-*-*-*-|*-*-*-*-"
+    by_gpt, by_hybrid = (CostModel(args, H100).blocks(blocks(args)) for args in (one, two))
+    layers = [(own.total, own.launches) for own in by_gpt[1:-1]]
+    halves = zip(by_hybrid[1:-1:2], by_hybrid[2:-1:2], strict=True)
+    for (first, second), (seconds, launches) in zip(halves, layers, strict=True):
+        assert first.total + second.total == pytest.approx(seconds)
+        assert first.launches + second.launches == pytest.approx(launches)
+    cut_one, cut_two = (parsed(f"{TINY} --pipeline-schedule 2bw --model-class {name}") for name in ("gpt", "hybrid"))
+    assert plan(cut_two).time.imbalance <= plan(cut_one).time.imbalance
+    assert cut_two.hybrid_layer_pattern == "*-*-*-*-*-*|-*-*-"
+
+
 def test_layers_that_do_not_divide_are_split(parsed):
     assert parsed(f"{TINY} --num-layers 7 --pipeline-schedule 2bw").pipeline_model_parallel_layout == "Et*5|t*2L"
     assert "cannot be split evenly" in problems(parsed, f"{TINY} --num-layers 7 --pipeline-schedule 1f1b")
@@ -116,10 +153,12 @@ def _least(times: list[float], parts: int) -> float:
 
 
 def test_costs_agree_with_megatrons_count(parsed):
-    """Of the FLOPs of a batch of one sequence, forward and backward. Megatron leaves the router out."""
-    for model in ("smollm2-135m", "moe-2b", "moe-10b-hybrid"):
+    """Of the FLOPs of a batch of one sequence, forward and backward. Megatron leaves the router and convolutions out."""
+    mamba = "nemotron-h-mini --hidden-size 1024 --ffn-hidden-size 4096"
+    for model in ("smollm2-135m", "moe-2b", "moe-10b-hybrid", mamba):
         args = parsed(f"--model {model} --bf16 --micro-batch-size 1", 1)
-        router = (args.num_experts or 0) * args.hidden_size * args.num_layers
+        layers = args.num_layers if args.hybrid_layer_pattern is None else args.hybrid_layer_pattern.count("E")
+        router = (args.num_experts or 0) * args.hidden_size * layers
         expected = num_floating_point_operations(args, 1) + 6 * args.seq_length * router
         assert 3 * sum(CostModel(args, H100).flops(blocks(args))) == pytest.approx(expected, rel=0.002)
 

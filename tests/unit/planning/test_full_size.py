@@ -6,12 +6,13 @@ They are built, and hold the bytes that the planner says.
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from megatron_async import platform
@@ -33,6 +34,13 @@ RUN = (
     "--micro-batch-size 1 --global-batch-size 512 --train-iters 10 --lr 1e-3 --eval-iters 0 --no-initialization "
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 49151"
 )
+# 52 layers of the 8B model of arXiv 2504.03624, its sizes, and experts in place of the last two dense blocks.
+NEMOTRON = (
+    "--model nemotron-h-mini --hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-MEM-ME "
+    "--hidden-size 4096 --ffn-hidden-size 21504 --num-attention-heads 32 --num-query-groups 8 --kv-channels 128 "
+    "--mamba-head-dim 64 --mamba-state-dim 128 --mamba-num-groups 8 --moe-ffn-hidden-size 1024 "
+    "--pipeline-model-parallel-size 4"
+)
 STAGES = {
     "2B, first of 4": (0, "2bw", "--model moe-2b --pipeline-model-parallel-size 4 --expert-model-parallel-size 4"),
     "2B, last of 4, sharded": (
@@ -50,6 +58,18 @@ STAGES = {
         16,
         "2bw-eager",
         "--model moe-10b-hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8",
+    ),
+    "10B as HybridModel, last of 8": (
+        60,
+        "2bw",
+        "--model moe-10b-hybrid --model-class hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8 "
+        "--use-distributed-optimizer --optimizer adam --pipeline-balance auto",
+    ),
+    "Mamba, first of 4": (0, "2bw", NEMOTRON),
+    "experts and head, last of 4, wpipe": (
+        63,
+        "wpipe",
+        f"{NEMOTRON} --untie-embeddings-and-output-weights --pipeline-balance auto --optimizer adam",
     ),
     "10B, wpipe, first of 4": (
         0,
@@ -86,6 +106,8 @@ def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[FakeT
     monkeypatch.setattr(ownership, "check", lambda ranks, chosen: [])  # needs the shards of the other ranks
     monkeypatch.setattr(dist, "all_gather_object", gather)
     monkeypatch.setattr(torch.nn.Module, "bfloat16", to_bf16)
+    # Mamba's first values are drawn under it, and it looks at the state of fake generators.
+    monkeypatch.setattr(CudaRNGStatesTracker, "fork", lambda self, name="": nullcontext())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
         stack.callback(parallel.shut_down)
         yield mode

@@ -51,6 +51,18 @@ def test_one_job_has_its_layouts_by_speed_and_a_command_line_that_is_accepted(ta
         assert len(row[-1].split("|")) == pipeline
 
 
+def test_a_hybrid_model_is_split_by_its_pattern(table, capsys):
+    run = "--model nemotron-h-mini --bf16 --global-batch-size 16 --micro-batch-size 1"
+    status, rows, lines = table("--devices 2 --schedules 2bw --tensor 1", run)
+    assert status == 0
+    assert {row[-1].replace("|", "") for row in rows if row[2].startswith("2 x")} == {"M-M*MEM-M*ME"}
+    command = shlex.split(lines[lines.index("fastest on 2 devices:") + 1])
+    assert plan._problems(command, 2) == () and command.count("--hybrid-layer-pattern") <= 1
+    with pytest.raises(SystemExit):
+        plan.main("--devices 2 -- --model nemotron-h-mini --hybrid-layer-pattern M-|M-".split())
+    assert "| in --hybrid-layer-pattern belongs to the layout" in capsys.readouterr().err
+
+
 def test_several_jobs_have_the_best_layout_of_each_schedule(table):
     status, rows, lines = table("--devices 2 4 --schedules 1f1b 2bw --tensor 1", f"{DELAYED} --micro-batch-size 2")
     assert status == 0

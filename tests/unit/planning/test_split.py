@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_async.planning.split import Ends, cut, cut_pairs, layout
+from megatron_async.planning.split import Ends, cut, cut_pairs, option
 
 TIMES = st.lists(st.floats(0.1, 10.0), min_size=4, max_size=10)
 """Of the layers and the head; the embedding takes none."""
@@ -15,6 +15,10 @@ TIMES = st.lists(st.floats(0.1, 10.0), min_size=4, max_size=10)
 
 def rows(ends: Ends) -> list[tuple[int, int]]:
     return list(zip((0, *ends), ends, strict=False))
+
+
+def layout(ends: Ends) -> str:
+    return option(ends, None)[1]
 
 
 def every_split(blocks: int, parts: int) -> Iterator[Ends]:
@@ -29,6 +33,10 @@ def check(ends: Ends, blocks: int, parts: int) -> None:
     words = layout(ends).split("|")
     counts = [int(word.strip("EL").removeprefix("t*")) if "*" in word else word.count("t") for word in words]
     assert sum(counts) == blocks - 2 and words[0].startswith("E") and words[-1].endswith("L")
+    letters = "".join(itertools.islice(itertools.cycle("M-*E"), blocks - 2))
+    name, pattern = option(ends, letters)
+    assert name == "--hybrid-layer-pattern" and pattern.replace("|", "") == letters
+    assert list(map(len, pattern.split("|"))) == counts
 
 
 @settings(max_examples=150, deadline=None)
