@@ -93,9 +93,10 @@ def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
     if args.finetune:
         return
     saved = arguments_of(entry)
-    if saved.get("no_save_optim") and not args.no_load_optim:
+    without = next((name for name in ("no_save_optim", "freeze_all_layers") if saved.get(name)), None)
+    if without and not args.no_load_optim and not args.freeze_all_layers:
         yield (
-            f"--load {root}: {entry.path} holds no optimizer state (it was saved with --no-save-optim). Give "
+            f"--load {root}: {entry.path} holds no optimizer state (it was saved with {_flag(without)}). Give "
             "--no-load-optim to go on with a new one at the checkpoint's iteration, or --finetune to begin at 0."
         )
     yield from differences(args, saved, entry.path)
@@ -187,7 +188,7 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         )
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
-            flag = "--" + _GIVEN_AS.get(name, name).replace("_", "-")
+            flag = _flag(_GIVEN_AS.get(name, name))
             yield (
                 f"{flag} is {now}, but {path} was saved with {saved[name]}; {what} would change. Give the saved value, "
                 "or start anew without --load (or with --finetune)."
@@ -201,10 +202,14 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     for name in old:
         if name in new and new[name] != old[name]:
             yield (
-                f"--{name.replace('_', '-')} is {new[name]}, but {path} was saved with {old[name]}. Give the saved "
+                f"{_flag(name)} is {new[name]}, but {path} was saved with {old[name]}. Give the saved "
                 "value, or choose a side: --override-opt-param-scheduler (this one) or "
                 "--use-checkpoint-opt-param-scheduler."
             )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:

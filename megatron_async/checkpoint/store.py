@@ -85,13 +85,13 @@ class Checkpoints:
         optimizer_state.complete(self._optimizer)
         if self._continues_correction(saved):
             optimizer_state.expect_previous_update(self._optimizer)
-        if found and self._scheduler is not None and self._scheduler.wd_incr_style == "constant":
-            # Megatron wants an equal length of the run even for a constant weight decay.
-            iterations = getattr(saved, "train_iters", args.train_iters) or 0
-            self._scheduler.wd_incr_steps = getattr(saved, "train_samples", None) or iterations * args.global_batch_size
         step = found.iteration if found else None
         fit = partial(optimizer_state.fit, self._optimizer)
-        with overridden(args, ckpt_step=step), self._agreement.on_all_ranks("loading a checkpoint failed"):
+        with (
+            overridden(args, ckpt_step=step),
+            self._length_of(saved),
+            self._agreement.on_all_ranks("loading a checkpoint failed"),
+        ):
             args.iteration, args.num_floating_point_operations_so_far = distributed.load_checkpoint(
                 self._loaded, self._optimizer, self._scheduler, fit
             )
@@ -103,6 +103,18 @@ class Checkpoints:
                 args.data_order_samples or getattr(saved, "data_order_samples", None) or train_samples(saved)
             )
             args.valid_order_samples = getattr(saved, "valid_order_samples", 0)
+
+    @contextlib.contextmanager
+    def _length_of(self, saved: argparse.Namespace) -> Iterator[None]:
+        """Megatron wants an equal length of the run even for a constant weight decay; every run saves its own."""
+        scheduler, args = self._scheduler, self._args
+        if scheduler is None or scheduler.wd_incr_style != "constant":
+            yield
+            return
+        iterations = getattr(saved, "train_iters", args.train_iters) or 0
+        samples = getattr(saved, "train_samples", None) or iterations * args.global_batch_size
+        with overridden(scheduler, wd_incr_steps=samples):
+            yield
 
     def _continues_correction(self, saved: argparse.Namespace) -> bool:
         """Whether the saved previous update is one of this run's: both delay the same parameters."""

@@ -178,6 +178,12 @@ def tied_copies_differ(chunks: list[Any]) -> bool:
     return not torch.equal(low, high)
 
 
+def biased_routers(chunk: torch.nn.Module) -> list[Any]:
+    """The routers whose bias an update moves."""
+    biased = (module for module in chunk.modules() if getattr(module, "expert_bias", None) is not None)
+    return [router for router in biased if not router.frozen_expert_bias]
+
+
 def use_router_loss_tracker(tracker: Any) -> None:
     """Let routers report their losses to an object with the `record` method of Megatron's `MoEMetricsTracker`."""
     set_moe_metrics_tracker(tracker)

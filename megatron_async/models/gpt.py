@@ -53,7 +53,19 @@ def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> Any
     config.pre_wrap_hooks.append(initial.redraw)
     if vocabulary is not None:
         config.pre_wrap_hooks.append(partial(mask_padding, vocabulary))
+    if args.freeze_all_layers:
+        config.pre_wrap_hooks.append(freeze)
     return config
+
+
+def freeze(chunks: list[Any]) -> list[Any]:
+    """Train nothing in model chunks: neither parameters nor the biases of routers."""
+    for chunk in chunks:
+        chunk.requires_grad_(False)
+        for module in chunk.modules():
+            if hasattr(module, "frozen_expert_bias"):
+                module.frozen_expert_bias = True
+    return chunks
 
 
 class ForwardStep:

@@ -77,6 +77,8 @@ def check(ranks: Sequence[Sequence[Owned]], assignment: Assignment) -> list[str]
                 problems.append(f"rank {rank}: {parameter.owners} optimizers step on {parameter.name}")
     problems += [f"no optimizer steps on {name}" for name, count in owners.items() if count == 0]
     present = {parameter.role for parameters in ranks for parameter in parameters}
+    if not present:  # --freeze-all-layers
+        return problems
     problems += [
         f"--optimizer-for {role}={name}: the model has no parameter of that role. It has: {', '.join(sorted(present))}"
         for role, name in assignment.overrides.items()

@@ -79,12 +79,15 @@ class UpdateCollectives:
         timeout: timedelta | None = None,
     ) -> None:
         self._optimizer, self._gradients, self._routers, self._logits = optimizer, gradients, routers, logits
-        self._rule, self._tied_embedding = rule, tied_embedding(chunk)
+        tied = tied_embedding(chunk)
+        self._rule, self._tied_embedding = rule, tied if tied is not None and tied.requires_grad else None
         self._members = [
             (inner, mpu.get_tensor_model_parallel_group() if rule.stage_norm else group)
             for inner, group in norm_groups(optimizer)
         ]
-        self._groups = list(dict.fromkeys(group for _, group in self._members))
+        # Where nothing is trained no optimizer has a norm.
+        stage = mpu.get_tensor_model_parallel_group()
+        self._groups = list(dict.fromkeys(group for _, group in self._members)) or [stage]
         gathering = gathering_buckets(chunk)
         like = [*self._groups, None, *(buckets.intra_distributed_optimizer_instance_group for buckets in gathering)]
         ranks = [tuple(dist.get_process_group_ranks(group)) for group in like]

@@ -73,7 +73,8 @@ class GradientGenerations:
 
     def clear(self, batch: int) -> None:
         """Set the gradients of `batch` to zero, ready for batch + 2."""
-        torch._foreach_zero_([flat.data for flat in self.flat(batch)])
+        for flat in self.flat(batch):
+            flat.data.zero_()
 
     def _switch(self, generation: int) -> None:
         if generation == self._used:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async.mcore.model import shares_storage, weight_buffers
+from megatron_async.mcore.model import biased_routers, shares_storage, weight_buffers
 from megatron_async.mcore.optimizer import fp32_shards
 from megatron_async.pipeline.weights import Pointer
 
@@ -86,8 +86,7 @@ def pointers(chunk: Any, optimizer: MegatronOptimizer) -> Iterator[Pointer]:
         flat.update(buffer.params)
         yield FlatPointer(buffer, groups, shards)
     for param in chunk.parameters():
-        if param not in flat:
+        if param.requires_grad and param not in flat:
             yield ParameterPointer(param)
-    for module in chunk.modules():
-        if getattr(module, "expert_bias", None) is not None:
-            yield BufferPointer(module, "expert_bias")
+    for router in biased_routers(chunk):
+        yield BufferPointer(router, "expert_bias")

@@ -5,11 +5,10 @@ A router counts the tokens of each expert over a batch; the update of that batch
 The bias belongs to a weight version, the counts to a batch.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
+from megatron_async.mcore.model import biased_routers
 from megatron_async.pipeline.gradients import GENERATIONS
 
 
@@ -23,9 +22,7 @@ class RouterBiases:
     """
 
     def __init__(self, chunk: torch.nn.Module, group: dist.ProcessGroup, rate: float) -> None:
-        self._routers: list[Any] = [
-            module for module in chunk.modules() if getattr(module, "expert_bias", None) is not None
-        ]
+        self._routers = biased_routers(chunk)
         self._group, self._rate = group, rate
         self._counts = [
             [torch.zeros_like(router.local_tokens_per_expert) for router in self._routers] for _ in range(GENERATIONS)

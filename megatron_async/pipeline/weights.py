@@ -75,7 +75,7 @@ class WeightVersions:
         """Before the first update: make every older version that there is room for alive, as a copy of the newest."""
         newest = self.newest
         for age, buffers in enumerate(self._free, 1):
-            torch._foreach_copy_(buffers, self._alive[newest])
+            _copy(buffers, self._alive[newest])
             self._alive[newest - age] = buffers
         self._free.clear()
 
@@ -90,7 +90,7 @@ class WeightVersions:
             self._free.append(self._alive.pop(min(self._alive)))
         self._opened = self._free.pop()
         if self._opened is not newest:
-            torch._foreach_copy_(self._opened, newest)
+            _copy(self._opened, newest)
         self._point_at(self._opened)
         self._used = None
 
@@ -103,3 +103,8 @@ class WeightVersions:
     def _point_at(self, targets: Sequence[torch.Tensor]) -> None:
         for pointer, target in zip(self._pointers, targets, strict=True):
             pointer.point(target)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if targets:  # a chunk without trained parameters has none
+        torch._foreach_copy_(targets, sources)

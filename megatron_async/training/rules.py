@@ -50,6 +50,8 @@ def _logs(args: argparse.Namespace) -> Iterator[str]:
         )
     if not args.profile and args.use_pytorch_profiler:
         yield "--use-pytorch-profiler without --profile would be ignored: give --profile."
+    if args.log_params_norm and args.freeze_all_layers:
+        yield "--log-params-norm with --freeze-all-layers: the norm is of the optimizer's weights, which has none."
     if args.log_progress and not args.save:
         yield "--log-progress writes to progress.txt in the folder of --save: name one."
 

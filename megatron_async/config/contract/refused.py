@@ -24,7 +24,6 @@ _TRAINING_LOOP = (
     ),
     refused("phase-transition-iterations", "the data cannot change in the middle of a run", "Start a second run."),
     refused("test-mode", "it belongs to Megatron's own tests"),
-    refused("freeze-all-layers", "the step loop would train every parameter"),
     refused(
         "empty-unused-memory-level",
         "the step loop leaves cached memory to torch's allocator, since activations of the next batch are in use",

@@ -103,6 +103,7 @@ ROWS: tuple[Row, ...] = (
         "hybrid-layer-pattern mamba-state-dim mamba-head-dim mamba-num-groups",
         "Megatron-Core's HybridModel under every schedule",
     ),
+    _shown("tests/distributed/test_freezing.py", "freeze-all-layers", "the weights stay; losses and counters go on"),
     _shown(
         "tests/distributed/test_evaluation.py",
         "skip-train start-eval-at-iter full-validation multiple-validation-sets validation-set-names "

@@ -17,6 +17,7 @@ SAVED = {
 def arguments(**changes: object) -> argparse.Namespace:
     defaults = {
         "no_load_optim": False,
+        "freeze_all_layers": False,
         "staleness_correction": "none",
         "override_opt_param_scheduler": False,
         "finetune": False,
