@@ -125,7 +125,7 @@ def _disturb(run: "Run", expected: Any, plan: "Plan", summary: Summary) -> None:
             return
         break
     summary.runs_completed += 1
-    summary.differences += _differences(run.result(), expected)
+    summary.differences += differences(run.result(), expected)
     sys.stdout.write(f"{summary.kills} kills, {summary.runs_completed} runs complete\n")
     sys.stdout.flush()
 
@@ -197,10 +197,11 @@ class Run:
         timing = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
         rows = read_json_lines(self._folder / "metrics.jsonl")
         kept = [{key: row[key] for key in row if key not in timing} for row in rows if "config" not in row]
-        return _tensors(newest.path), kept
+        return tensors(newest.path), kept
 
 
-def _tensors(path: Path) -> dict[str, Any]:
+def tensors(path: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint, by name."""
     import torch
     from torch.distributed.checkpoint import FileSystemReader, load
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -215,7 +216,8 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in state.items()}
 
 
-def _differences(result: Any, expected: Any) -> list[str]:
+def differences(result: Any, expected: Any) -> list[str]:
+    """What differs between two results of runs: tensors and metrics rows."""
     import numpy as np
 
     (tensors, rows), (expected_tensors, expected_rows) = result, expected

@@ -147,14 +147,14 @@ def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] =
 
 
 def read_scale(name: str, *, quick: bool, pipelines: bool) -> Scale:
-    """A scale: a file in scales/, or a recipe of examples/recipes whose name ends in it.
+    """A scale: a file in scales/, a recipe of examples/recipes whose name ends in it, or the path of a recipe.
 
     Raises:
         ValueError: unknown name, or `quick` for a scale that has no shorter form.
     """
     path = FOLDER / "scales" / f"{name}.toml"
     if not path.is_file():
-        return Scale(name, pretrain.read(_recipe(name, quick)), {}, 0.0, pipelines=True)
+        return Scale(Path(name).stem, pretrain.read(_recipe(name, quick)), {}, 0.0, pipelines=True)
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     recipe = {table: values for table, values in content.items() if table in RECIPE_TABLES}
     if quick:
@@ -164,7 +164,11 @@ def read_scale(name: str, *, quick: bool, pipelines: bool) -> Scale:
 
 
 def _recipe(name: str, quick: bool) -> str:
-    found = [file.stem for file in pretrain.RECIPES.glob("*.toml") if name in file.stem.split("-")]
+    found = (
+        [name]
+        if name.endswith(".toml")
+        else [file.stem for file in pretrain.RECIPES.glob("*.toml") if name in file.stem.split("-")]
+    )
     if len(found) != 1:
         known = [*_stems("scales"), *(file.stem for file in sorted(pretrain.RECIPES.glob("*.toml")))]
         raise ValueError(f"--scale {name}: no such scale, or several. Known: {', '.join(known)}.")

@@ -31,7 +31,9 @@ VOCAB_SIZE = 512
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="files of tables/, without .toml")
-    parser.add_argument("--scale", default="toy", help="toy (CPU), or 135m, 360m, 2b, 10b (default: %(default)s)")
+    parser.add_argument(
+        "--scale", default="toy", help="toy (CPU); 135m, 360m, 2b, 10b, or a recipe.toml (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="the shorter form of the scale")
     parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="these rows only, in this order")
     parser.add_argument("--variants", nargs="+", default=[], metavar="NAME", help="the first two and these only")

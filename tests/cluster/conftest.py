@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.cluster import hosts, slurm
-from tests.cluster.run import ROOT, Run, environment
+from tests.cluster.run import ROOT, Run, environment, write_documents
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,18 +37,7 @@ def cluster(machines: hosts.Hosts, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data set of 400 documents."""
-    from megatron_async import platform
-
-    platform.activate("cpu")
-    from megatron_async.data.preprocessing.indexed import IndexedWriter
-
-    generator, prefix = np.random.default_rng(3), str(tmp_path_factory.mktemp("data") / "documents")
-    with IndexedWriter(prefix, 61) as writer:
-        for _ in range(400):
-            writer.add(np.minimum(generator.geometric(0.1, generator.integers(20, 90)), 60))
-        writer.commit()
-    return prefix
+    return write_documents(str(tmp_path_factory.mktemp("data") / "documents"))
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ class Hosts:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{self.head}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
-        for number, (name, address) in enumerate(self.addresses.items()):
-            space, plug = f"{self._tag}-{name}", f"{self._tag}p{number}"
+        for name, address in self.addresses.items():
+            space, plug = f"{self._tag}-{name}", self._plug(name)
             _ip("netns", "add", space)
             _ip("link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", plug, "master", bridge, "up")
@@ -61,6 +61,17 @@ class Hosts:
         for name in self.names:
             _ip("netns", "del", f"{self._tag}-{name}")
         _ip("link", "del", f"{self._tag}b")
+
+    def _plug(self, name: str) -> str:
+        return f"{self._tag}p{self.names.index(name)}"
+
+    def cut(self, name: str) -> None:
+        """Cut the link of a host to all others; nobody is told."""
+        _ip("link", "set", self._plug(name), "down")
+
+    def join(self, name: str) -> None:
+        """Mend the link of a host."""
+        _ip("link", "set", self._plug(name), "up")
 
     def on(self, name: str, *command: str) -> list[str]:
         """A command line that runs `command` on a host."""

@@ -4,6 +4,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any, Self
 
 from tests.cluster import hosts
 from tests.cluster.hosts import Hosts
+from tests.cluster.run import ROOT, Run, environment
 
+SCRIPT = "examples/slurm/pretrain.sbatch"
 _PARTS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "srun")
 CONFIGURATION = """
 ClusterName=test
@@ -20,7 +23,7 @@ SlurmctldHost=head({head})
 SlurmctldPort=27817
 SlurmdPort=27818
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -85,11 +88,11 @@ class Cluster:
         options = [f"--{name}={path}" for name, path in files.items()] + [f"--socket={self.folder / 'munge.socket'}"]
         self._start("munged", ["munged", "--foreground", "--force", *options])
         self.until(lambda: (self.folder / "munge.socket").exists(), "munged")
-        self._start("slurmctld", ["unshare", "--uts", "sh", "-c", "hostname head; exec slurmctld -D"])
+        self.start_controller()
         for name in self.machines.names:
             self.start_node(name)
         nodes = str(len(self.machines.names))
-        self.until(lambda: self._run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == nodes, "idle nodes")
+        self.until(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == nodes, "idle nodes")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
@@ -110,6 +113,16 @@ class Cluster:
                 command, env=self.environment | {"PATH": path}, stdout=log, stderr=log, text=True
             )
 
+    def start_controller(self) -> None:
+        """Start slurmctld."""
+        self._start("slurmctld", ["unshare", "--uts", "sh", "-c", "hostname head; exec slurmctld -D"])
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.kill()
+        daemon.wait()
+
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
         self._start(name, self.machines.on(name, "slurmd", "-D", "-N", name))
@@ -123,13 +136,22 @@ class Cluster:
 
     def command(self, *words: str, **options: Any) -> str:
         """Output of a SLURM command; `options` as for `subprocess.run`."""
-        done = self._run(*words, **options)
+        done = self.ask(*words, **options)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout.strip()
 
-    def _run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def ask(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a SLURM command, whether it works or not."""
         options = {"env": self.environment, "capture_output": True, "text": True, "timeout": 60} | options
         return subprocess.run(words, **options)
+
+    def submit(self, run: Run, *options: str, **variables: str) -> str:
+        """Submit the job script for a run on all nodes, one process each; returns the number of the job."""
+        more = {"SLURM_CONF": self.environment["SLURM_CONF"], "PYTHON": sys.executable, "PROCESSES_PER_NODE": "1"}
+        nodes = f"--nodes={len(self.machines.names)}"
+        run.folder.mkdir(exist_ok=True)
+        words = ["--parsable", nodes, "--gpus-per-node=1", f"--output={run.folder}/%j.out", *options, SCRIPT]
+        return self.command("sbatch", *words, *run.arguments, cwd=ROOT, env=environment(**more | variables))
 
     def state(self, job: str) -> str:
         """State of a job, for example RUNNING."""

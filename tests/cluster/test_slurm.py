@@ -1,44 +1,29 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The real job script under a real SLURM with two nodes."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
-import pytest
-
+from tests.cluster.faults import is_rank
 from tests.cluster.run import ROOT, Run, environment
 from tests.cluster.slurm import Cluster
 
 NewRun = Callable[[str], Run]
 
 
-@pytest.fixture
-def submit(cluster: Cluster) -> Callable[..., str]:
-    """Submits the job script for a run on two nodes, one process each; returns the number of the job."""
-
-    def submit(run: Run, *options: str) -> str:
-        variables = environment(
-            SLURM_CONF=cluster.environment["SLURM_CONF"], PYTHON=sys.executable, PROCESSES_PER_NODE="1"
-        )
-        script = ["examples/slurm/pretrain.sbatch", *run.arguments]
-        output = ["--parsable", "--nodes=2", "--gpus-per-node=1", f"--output={run.folder}/%j.out", *options]
-        run.folder.mkdir(exist_ok=True)
-        return cluster.command("sbatch", *output, *script, cwd=ROOT, env=environment(**variables))
-
-    return submit
-
-
 def logs(*runs: Run) -> str:
     return "\n".join(path.read_text()[-6000:] for run in runs for path in sorted(run.folder.glob("*.out")))
 
 
-def test_two_jobs_on_the_same_nodes(
-    submit: Callable[..., str], cluster: Cluster, new_run: NewRun, undisturbed: Run
-) -> None:
+def test_two_jobs_on_the_same_nodes(cluster: Cluster, new_run: NewRun, undisturbed: Run) -> None:
     """Both train across the nodes at the same time, with the losses of one host."""
     runs = [new_run("one"), new_run("two")]
-    jobs = [submit(run, "--exclusive=user", "--cpus-per-task=1") for run in runs]
+    jobs = [cluster.submit(run, "--exclusive=user", "--cpus-per-task=1") for run in runs]
     explain = partial(logs, *runs)
     cluster.until(lambda: all(run.batches > 0 for run in runs), "both train", explain)
     assert [cluster.state(job) for job in jobs] == ["RUNNING", "RUNNING"]
@@ -47,40 +32,124 @@ def test_two_jobs_on_the_same_nodes(
         run.assert_equal(undisturbed)
 
 
-def test_a_job_that_is_signalled_and_requeued(
-    submit: Callable[..., str], cluster: Cluster, new_run: NewRun, undisturbed: Run
-) -> None:
+def test_a_job_that_is_signalled_and_requeued(cluster: Cluster, new_run: NewRun, undisturbed: Run) -> None:
     """It saves and requeues itself, is requeued by the scheduler, and ends as if nothing had happened."""
     run = new_run("run")
-    job, explain = submit(run), partial(logs, run)
-
-    def start_again() -> None:
-        """The scheduler lets a requeued job wait for two minutes."""
-        cluster.until(lambda: cluster.state(job) == "PENDING", "pending again", explain)
-        cluster.command("scontrol", "update", f"job={job}", "StartTime=now")
-        cluster.until(lambda: cluster.state(job) == "RUNNING", "running again", explain)
-
+    job, explain = cluster.submit(run), partial(logs, run)
     cluster.until(lambda: run.batches > 2, "batches", explain)
     cluster.command("scancel", "--signal=USR1", job)
     cluster.until(lambda: f"requeueing job {job} (restart 1)" in explain(), "saved and requeued", explain)
-    start_again()
     done = run.batches
-    cluster.until(lambda: run.batches > done, "goes on", explain)
+    cluster.until(lambda: run.batches > done, "goes on", explain, seconds=240)
     cluster.command("scontrol", "requeue", job)
-    start_again()
     cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=300)
     run.assert_equal(undisturbed)
 
 
-def test_a_job_that_loses_a_node(
-    submit: Callable[..., str], cluster: Cluster, new_run: NewRun, undisturbed: Run
-) -> None:
+def test_a_job_that_reaches_its_time_limit(cluster: Cluster, new_run: NewRun, undisturbed: Run) -> None:
+    """The scheduler signals it ten minutes before the limit; it saves and goes on in another allocation.
+
+    The ranks are stopped until the signal has come, since the run is shorter than the scheduler's rounds.
+    """
+    run = new_run("run")
+    job, explain = cluster.submit(run, "--time=60"), partial(logs, run)
+    cluster.until(lambda: run.batches > 2, "batches", explain)
+    ranks = [pid for name in cluster.machines.names for pid in cluster.machines.processes(name) if is_rank(pid)]
+    assert len(ranks) == 2
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    cluster.command("scontrol", "update", f"job={job}", "TimeLimit=9")
+    cluster.until(lambda: all(_is_pending(pid, signal.SIGUSR1) for pid in ranks), "the signal", explain)
+    cluster.command("scontrol", "update", f"job={job}", "TimeLimit=60")  # for the next allocation
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    cluster.until(lambda: f"saved on request; requeueing job {job} (restart 1)" in explain(), "requeued", explain)
+    cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=300)
+    run.assert_equal(undisturbed)
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    """Whether a stopped process has not yet taken a signal (proc(5))."""
+    (mask,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ShdPnd" in line]
+    return bool(int(mask, 16) & 1 << (number - 1))
+
+
+def test_a_job_that_loses_a_node(cluster: Cluster, new_run: NewRun, undisturbed: Run) -> None:
     """Everything on a node is killed. The scheduler requeues the job; when the node is back, it goes on from a save."""
     run = new_run("run")
-    job, explain = submit(run), partial(logs, run)
+    job, explain = cluster.submit(run), partial(logs, run)
     cluster.until(lambda: run.batches > 15, "batches", explain)
     cluster.kill_node("node2")
     cluster.until(lambda: cluster.state(job) != "RUNNING", "taken off the nodes", explain)
     cluster.start_node("node2")
     cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=500)
     run.assert_equal(undisturbed)
+
+
+def test_a_job_that_fails_is_tried_again(cluster: Cluster, new_run: NewRun, undisturbed: Run) -> None:
+    """A rank is killed. With RETRIES the job requeues itself."""
+    run = new_run("run")
+    job, explain = cluster.submit(run, RETRIES="1"), partial(logs, run)
+    cluster.until(lambda: run.batches > 15, "batches", explain)
+    os.kill(next(pid for pid in cluster.machines.processes("node2") if is_rank(pid)), signal.SIGKILL)
+    cluster.until(lambda: f"requeueing job {job} (restart 1)" in explain(), "requeued", explain)
+    cluster.until(lambda: cluster.state(job) == "COMPLETED", "complete", explain, seconds=300)
+    run.assert_equal(undisturbed)
+
+
+RECIPE = """
+[cluster]
+nodes = 2
+gpus = 1
+[arguments]
+device = "cpu"
+num-layers = 2
+hidden-size = 32
+num-attention-heads = 4
+seq-length = 16
+max-position-embeddings = 16
+micro-batch-size = 1
+global-batch-size = 4
+train-iters = 6
+optimizer = "muon"
+lr = 1e-2
+vocab-size = 61
+split = "50,50,0"
+tokenizer-type = "NullTokenizer"
+eval-interval = 6
+eval-iters = 1
+num-workers = 0
+save-interval = 3
+[pipeline]
+pipeline-model-parallel-size = 2
+"""
+
+
+def test_the_array_of_a_table_of_the_paper(cluster: Cluster, prefix: str, tmp_path: Path) -> None:
+    """The jobs of one row at a tiny size: submitted as the command says, then collected into the table."""
+    recipe, output = tmp_path / "tiny.toml", tmp_path / "output"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    words = ["table1", "--scale", str(recipe), "--rows", "muon", "--seeds", "1", "--output", str(output)]
+    variables = environment(DATA=prefix, TOKENIZER="none", PYTHON=sys.executable, PROCESSES_PER_NODE="1")
+    variables |= {"SLURM_CONF": cluster.environment["SLURM_CONF"]}
+
+    def table() -> str:
+        command = [sys.executable, "examples/paper/run.py", *words]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert f"2 jobs in {output / 'jobs.txt'}" in table()
+    logs = f"--output={tmp_path}/%A-%a.out"
+    job = cluster.command("sbatch", "--parsable", logs, str(output / "array.sbatch"), cwd=ROOT, env=variables)
+
+    def explain() -> str:
+        return "\n".join(path.read_text()[-4000:] for path in sorted(tmp_path.glob("*.out")))
+
+    def states() -> list[str]:
+        return cluster.command("squeue", "-h", "-t", "all", "-r", "-j", job, "-o", "%T").split()
+
+    cluster.until(lambda: set(states()) == {"COMPLETED"}, "both tasks", explain, seconds=300)
+    assert len(states()) == 2
+    assert "Every run is done" in table()
+    assert (output / "table1.md").exists()

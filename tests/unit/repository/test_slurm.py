@@ -127,6 +127,29 @@ def test_slurm_script_refuses_what_it_cannot_resolve(tmp_path: Path, variables: 
     assert not any(call.startswith("srun") for call in calls(tmp_path))
 
 
+def test_slurm_enters_a_container_on_request(tmp_path: Path) -> None:
+    """The line for pyxis; srun without it knows no such options. Without an image the line has none of them."""
+    image = {"CONTAINER_IMAGE": "registry#a/image:1", "CONTAINER_MOUNTS": "/data:/data"}
+    words = shlex.split(dry_run(tmp_path, **image)["command"])
+    assert words[: words.index(str(SBATCH.parent / "launch.py"))] == [
+        *"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --wait=60 --label".split(),
+        "--container-image=registry#a/image:1",
+        f"--container-mounts={ROOT}:{ROOT},/data:/data",
+        f"--container-workdir={ROOT}",
+        "python",
+    ]
+    assert f" {ROOT}:{ROOT} " not in dry_run(tmp_path, CONTAINER_IMAGE="a")["command"]
+    assert "/a/python" in dry_run(tmp_path, CONTAINER_IMAGE="a", PYTHON="/a/python")["command"]
+    command = dry_run(tmp_path)["command"]
+    assert "container" not in command and f"{ROOT}/.venv/bin/python" in command
+
+
+def test_slurm_srun_gets_the_container(tmp_path: Path) -> None:
+    assert slurm(tmp_path, "--lr", "1e-3", CONTAINER_IMAGE="/images/a b.sqsh").returncode == 0
+    (call,) = [call for call in calls(tmp_path) if call.startswith("srun")]
+    assert "--container-image=/images/a b.sqsh" in call
+
+
 def test_slurm_script_without_the_host_tool_fails_at_once(tmp_path: Path) -> None:
     write_command(tmp_path / "tools", "srun", f"echo called >{tmp_path / 'calls'}")
     done = slurm(tmp_path, "--lr", "1e-3", PATH=str(tmp_path / "tools"))
@@ -138,6 +161,20 @@ def test_slurm_script_without_the_host_tool_fails_at_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (137, False), (85, True)])
 def test_slurm_requeues_on_the_documented_status_only(tmp_path: Path, status: int, requeued: bool) -> None:
     done = slurm(tmp_path, "--save", "c", "--load=c", SRUN_STATUS=str(status))
+    assert done.returncode == (0 if requeued else status), done.stderr
+    assert ("scontrol requeue 1234567" in calls(tmp_path)) is requeued
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued"),
+    [(1, "1", True), (137, "0", True), (1, "2", False), (2, "0", False), (0, "0", False)],
+)
+def test_slurm_requeues_a_run_that_failed_on_request(
+    tmp_path: Path, status: int, restarts: str, requeued: bool
+) -> None:
+    """Not one that another start would refuse too, and not for ever."""
+    variables = {"RETRIES": "2", "SLURM_RESTART_COUNT": restarts}
+    done = slurm(tmp_path, "--save", "c", "--load", "c", SRUN_STATUS=str(status), **variables)
     assert done.returncode == (0 if requeued else status), done.stderr
     assert ("scontrol requeue 1234567" in calls(tmp_path)) is requeued
 
@@ -163,8 +200,8 @@ def test_slurm_does_not_requeue_a_run_that_would_not_get_on(
 def test_slurm_readme_names_the_requeue_status_and_settings() -> None:
     script = SBATCH.read_text(encoding="utf-8")
     readme = (SBATCH.parent / "README.md").read_text(encoding="utf-8")
-    settings = re.findall(r"\$\{(REQUEUE_STATUS|MAX_RESTARTS):-(\d+)\}", script)
-    assert len(settings) == 2
+    settings = re.findall(r"\$\{(REQUEUE_STATUS|MAX_RESTARTS|RETRIES):-(\d+)\}", script)
+    assert len(settings) == 3
     for name, default in settings:
         assert f"| `{name}` | {default} |" in readme
 
@@ -240,3 +277,28 @@ def test_launcher_refuses_an_address_that_does_not_resolve() -> None:
     assert done.returncode == 2
     assert "no-such-host.invalid does not resolve" in done.stderr
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.distributed
+def test_launcher_names_the_nodes_that_do_not_start() -> None:
+    """Two of four nodes; both say why they end, and no worker was started."""
+    meeting = ["--nnodes", "4", "--rdzv-conf", "timeout=6", "--master-addr", "127.0.0.1", "-m", "this"]
+    command = launcher(*meeting)
+    variables = os.environ | {"HOSTS": "node01 node02 node03 node04"}
+    processes = [
+        subprocess.Popen(command, env=variables | {"SLURM_NODEID": node}, stderr=subprocess.PIPE, text=True)
+        for node in ("0", "2")
+    ]
+    first, other = (process.communicate(timeout=60)[1] for process in processes)
+    assert [process.returncode for process in processes] == [1, 1]
+    assert "2 of 4 nodes did not start within 6 s: node02 (node 1), node04 (node 3)" in first
+    assert "the first node" in other
+
+
+@pytest.mark.distributed
+def test_launcher_names_a_port_that_is_taken() -> None:
+    command = launcher("--nnodes", "2", "--master-addr", "127.0.0.1", "-m", "this")
+    with socket.create_server(("", int(command[command.index("--master-port") + 1]))):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "another process may hold it" in done.stderr
