@@ -4,7 +4,9 @@
 # meet torch >= 2.9: 25.10 has a pre-release of it. Apex has no package on the index; outside such an image it must be built
 # from source. Without it the run says at its start what is off.
 #
-# This file has not been built: the project's tests run on CPU, on the versions in constraints.txt.
+# This file has not been built: the project's tests run on CPU, on the versions in constraints.txt. A test resolves its pip
+# step over the versions of the base: torch 2.10.0a0, Transformer Engine 2.10, flash-attn 2.7.4, Triton 3.5.1, CUDA 13.1,
+# Python 3.12 stay. The base has a list of its own, /etc/pip/constraint.txt, that pip follows too.
 #
 #   docker build -t megatron-async .
 #   docker run --rm --gpus all --ipc=host --network host --ulimit memlock=-1 -v /data:/data megatron-async \
@@ -22,6 +24,7 @@
 
 FROM nvcr.io/nvidia/pytorch:25.12-py3
 
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /opt/megatron-async
 COPY setup.py pyproject.toml MANIFEST.in README.md LICENSE CHANGELOG.md CITATION.cff SECURITY.md Makefile constraints.txt ./
 COPY megatron_async ./megatron_async

@@ -10,8 +10,9 @@ UNFINISHED := $(VENV)/.unfinished
 MODEL ?= tiny
 ITERS ?=
 
-# Kills of `make soak`
+# Kills of `make soak`; with NODES=2 faults, of which the journal in runs/soak counts those of earlier starts
 N ?= 50
+NODES ?= 1
 
 # GPU=1: `make setup` installs the optional packages of a GPU machine too.
 GPU ?=
@@ -77,15 +78,19 @@ options: setup ## give options of Megatron-LM to short runs and compare their ef
 check-gpu: setup ## check this machine's GPUs (minutes); writes runs/check-gpu/report.md to send; emulated without a GPU
 	$(VENV_PYTHON) -W ignore tools/check_gpu.py
 
-test-cluster: setup ## hosts, SLURM and images with their real parts; as root, which installs them with apt-get
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
+# Installs what real hosts, SLURM and images need, where that is possible.
+SLURM = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
 	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
 	        slurm-wlm munge iproute2 buildah debootstrap; \
 	fi
+
+test-cluster: setup ## hosts, SLURM and images with their real parts; as root, which installs them with apt-get
+	@$(SLURM)
 	$(VENV_PYTHON) -m pytest -m cluster tests/cluster
 
-soak: setup ## kill a run N times at random moments and compare with an undisturbed one
-	$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N)
+soak: setup ## kill a run N times at random moments and compare with an undisturbed one; NODES=2: faults under SLURM, as root
+	$(if $(filter 1,$(NODES)),$(VENV_PYTHON) -W ignore tools/soak.py --kills $(N),$(SLURM) && \
+	    OMP_NUM_THREADS=1 $(VENV_PYTHON) -W ignore -m tests.cluster.soak --faults $(N))
 
 format: setup ## rewrite the source in the project's style
 	$(VENV_PYTHON) -m ruff check --fix

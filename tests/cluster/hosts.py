@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Hosts of a cluster on one machine: network namespaces with names and addresses of their own. Needs root, iproute2."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_NETWORK = "10.77.0"
+_numbers = itertools.count()
 _INSIDE = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 
@@ -35,9 +36,11 @@ class Hosts:
 
     def __init__(self, folder: Path, names: Sequence[str] = ("node1", "node2")) -> None:
         self.names = tuple(names)
-        self.head = f"{_NETWORK}.1"
-        self.addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(names, start=11)}
-        self._tag = f"ma{os.getpid()}"
+        number = next(_numbers)
+        network = f"10.77.{number}"
+        self.head = f"{network}.1"
+        self.addresses = {name: f"{network}.{host}" for host, name in enumerate(names, start=11)}
+        self._tag = f"ma{os.getpid()}x{number}"
         self._table = folder / "hosts"
         rows = [f"{address} {name}" for name, address in {"head": self.head, **self.addresses}.items()]
         self._table.write_text("127.0.0.1 localhost\n" + "\n".join(rows) + "\n", encoding="utf-8")

@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
+from megatron_async.files import read_json_lines
 from tests.cluster.hosts import Hosts
 from tests.cluster.run import ROOT, Run, environment
 
@@ -100,6 +102,26 @@ def test_hosts_that_differ_are_refused(launch: Launchers, new_run: NewRun, tmp_p
     assert not run.saves.exists()
 
 
+STAND_IN = """
+import torch
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+"""
+
+
+def test_a_host_without_a_gpu_among_hosts_with_them(launch: Launchers, new_run: NewRun, tmp_path: Path) -> None:
+    """A stand-in: torch on the first host says that it has a GPU. The job is refused before it is used."""
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in" / "sitecustomize.py").write_text(STAND_IN, encoding="utf-8")
+    run, options = new_run("run"), STATIC.replace("{port}", "29506")
+    more = ("--device", "auto", "--distributed-timeout-minutes", "2")
+    first = launch("node1", options, run, *more, PYTHONPATH=f"{tmp_path / 'stand-in'}:{ROOT}")
+    second = launch("node2", options, run, *more)
+    assert first.wait(120) != 0 and second.wait(120) != 0
+    text = launch.log("node1")
+    assert "1 of 2 ranks see no usable GPU (node2: rank 1), the others do" in text, text
+    assert not run.saves.exists()
+
+
 def test_a_second_run_on_the_folder_of_a_run_on_another_host(
     launch: Launchers, machines: Hosts, new_run: NewRun, until: Until
 ) -> None:
@@ -123,3 +145,22 @@ def test_a_port_that_is_taken(launch: Launchers, machines: Hosts, new_run: NewRu
         assert process.wait(120) != 0
         assert "29505" in launch.log() and "EADDRINUSE" in launch.log(), launch.log()
         listener.kill()
+
+
+def test_the_containers_of_docker_compose(tmp_path: Path) -> None:
+    """Their commands on two hosts of those names. Docker itself is not here: images are in test_image.py."""
+    content = yaml.safe_load((ROOT / "docker" / "docker-compose.yml").read_text(encoding="utf-8"))
+    services = content["services"]
+    with Hosts(tmp_path, tuple(services)) as machines:
+        processes = []
+        for name, service in services.items():
+            assert service["hostname"] == name and service["image"] == "megatron-async:cpu" and service["read_only"]
+            torchrun, *words = service["command"].split()
+            assert torchrun == "torchrun" and service["volumes"] == ["../runs:/work/runs"]
+            command = [sys.executable, "-m", "torch.distributed.run", *words]
+            log = (tmp_path / f"{name}.log").open("w")
+            options = {"cwd": tmp_path, "env": environment(**service["environment"]), "stdout": log, "stderr": log}
+            processes.append(machines.start(name, *command, **options))
+        assert [process.wait(300) for process in processes] == [0, 0], (tmp_path / "host0.log").read_text()[-4000:]
+    rows = read_json_lines(tmp_path / "runs" / "compose" / "metrics.jsonl")
+    assert [row["iteration"] for row in rows if "lm_loss" in row] == list(range(1, 21))

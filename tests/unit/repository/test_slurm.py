@@ -158,7 +158,7 @@ def test_slurm_script_without_the_host_tool_fails_at_once(tmp_path: Path) -> Non
     assert calls(tmp_path) == []
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (137, False), (85, True)])
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (137, False), (85, True), (138, True)])
 def test_slurm_requeues_on_the_documented_status_only(tmp_path: Path, status: int, requeued: bool) -> None:
     done = slurm(tmp_path, "--save", "c", "--load=c", SRUN_STATUS=str(status))
     assert done.returncode == (0 if requeued else status), done.stderr
