@@ -28,7 +28,7 @@ _MODEL = (
 ).split()
 _OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
 _DATA = (
-    "seed seq_length global_batch_size rampup_batch_size step_batch_size_schedule data_path train_data_path "
+    "seed seq_length global_batch_size step_batch_size_schedule data_path train_data_path "
     "data_args_path per_split_data_args_path split mock_data tokenizer_type dataloader_type data_sharding"
 ).split()
 # Not compared if both runs know the contents of their training data.

@@ -14,7 +14,7 @@ from megatron_async.config.command_line import options_given, value_of, without_
 from megatron_async.config.contract import check
 from megatron_async.config.parser import actions_given, destinations, make_parser
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
-from megatron_async.mcore.batch_sizes import BatchSizes
+from megatron_async.mcore.batch_sizes import BatchSizes, ramp
 from megatron_async.models import hybrid, presets
 from megatron_async.optim import listing, registry
 from megatron_async.planning import balance, devices
@@ -65,6 +65,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         hybrid.complete(args, chunks * args.pipeline_model_parallel_size)
     elif chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
         args.num_virtual_stages_per_pipeline_rank = chunks
+    problems += _take_ramp(args)
     rank_from_environment(args)
     if args.step_batch_size_schedule is not None:
         problems += _smallest_batch(args)
@@ -85,6 +86,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args._resolved = arguments_as_json(args)
     balance.finish(args)
     return args
+
+
+def _take_ramp(args: argparse.Namespace) -> list[str]:
+    """Make `--rampup-batch-size` a schedule of batch sizes; return problems with it."""
+    given, args.rampup_batch_size = args.rampup_batch_size, None
+    if given is None:
+        return []
+    words = f"--rampup-batch-size {' '.join(map(str, given))}"
+    if args.step_batch_size_schedule is not None:
+        return [f"{words} and --step-batch-size-schedule {args.step_batch_size_schedule}: give one of them."]
+    try:
+        args.step_batch_size_schedule = ramp(given, args.global_batch_size, args.seq_length or 1)
+    except ValueError as error:
+        return [f"{words}: {error}. It is START INCREMENT SAMPLES, for example 16 8 300000."]
+    args.global_batch_size = None  # the schedule has the sizes
+    args._notices.append(f'{words} is taken as --step-batch-size-schedule "{args.step_batch_size_schedule}".')
+    return []
 
 
 def _smallest_batch(args: argparse.Namespace) -> list[str]:

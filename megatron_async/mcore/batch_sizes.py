@@ -1,8 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Batch sizes of a run: constant, or in steps by the samples before (`--step-batch-size-schedule`)."""
+"""Batch sizes of a run: constant, or in steps by the samples before (`--step-batch-size-schedule`).
+
+`--rampup-batch-size START INCREMENT SAMPLES` is such a schedule: from START to --global-batch-size in equal steps over
+SAMPLES samples, as in Megatron-LM before Megatron-Core 0.19, which ignores it.
+"""
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -53,3 +58,26 @@ class BatchSizes:
             batches = max(0, -(-(start - consumed) // size))
             spans.append((first + batches, consumed + batches * size, following))
         return reversed(spans)
+
+
+def ramp(rampup: Sequence[str], global_batch_size: int | None, seq_length: int) -> str:
+    """The value of `--step-batch-size-schedule` (tokens:samples) that `--rampup-batch-size` means.
+
+    A batch before which `consumed` samples were read holds START + INCREMENT * floor(consumed / (SAMPLES / steps)), at
+    most the global batch size; the last one from SAMPLES on.
+
+    Raises:
+        ValueError: the rule that the values break.
+    """
+    if global_batch_size is None:
+        raise ValueError("it ends at --global-batch-size: give it")
+    start, increment, samples = map(int, rampup)
+    if min(start, increment) < 1 or samples < 0:
+        raise ValueError("START and INCREMENT must be at least 1, SAMPLES at least 0")
+    steps, rest = divmod(global_batch_size - start, increment)
+    if steps < 0 or rest:
+        raise ValueError(
+            f"--global-batch-size {global_batch_size} must be START {start} and a multiple of INCREMENT {increment}"
+        )
+    sizes = {math.ceil(number * samples / max(1, steps)): start + number * increment for number in range(steps + 1)}
+    return " ".join(f"{consumed * seq_length}:{size}" for consumed, size in sizes.items())

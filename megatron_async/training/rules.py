@@ -57,29 +57,16 @@ def _logs(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _batch_sizes(args: argparse.Namespace) -> Iterator[str]:
-    if args.rampup_batch_size is not None:
-        yield (
-            f"--rampup-batch-size {' '.join(map(str, args.rampup_batch_size))}: Megatron-Core 0.19 ignores it. Give "
-            f'--step-batch-size-schedule "{_steps_of(args)}" (tokens:samples) instead of it and --global-batch-size.'
-        )
     if args.step_batch_size_schedule is None:
         return
     if args.train_samples is None and not args.skip_train:
         yield (
-            "--step-batch-size-schedule needs a run that is counted in samples: give --train-samples instead of "
-            "--train-iters, and learning-rate options in samples."
+            "--step-batch-size-schedule and --rampup-batch-size need a run that is counted in samples: give "
+            "--train-samples instead of --train-iters, and learning-rate options in samples."
         )
     sizes = [size for _, size in args.batch_size_steps]
     if sizes != sorted(sizes):
         yield f"--step-batch-size-schedule {args.step_batch_size_schedule}: batches must not become smaller."
-
-
-def _steps_of(args: argparse.Namespace) -> str:
-    """The schedule that --rampup-batch-size START INCREMENT SAMPLES means, thresholds in tokens."""
-    start, increment, samples = map(int, args.rampup_batch_size)
-    steps = max(1, ((args.global_batch_size or start) - start) // increment)
-    tokens = samples * (args.seq_length or 1)
-    return " ".join(f"{number * tokens // steps}:{start + number * increment}" for number in range(steps + 1))
 
 
 def _learning_rate(args: argparse.Namespace) -> Iterator[str]:

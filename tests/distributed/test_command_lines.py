@@ -63,9 +63,9 @@ WRONG = {
         "--async-strategy mcore --use-persistent-ckpt-worker",
         ["--async-strategy mcore: it would be ignored", "--use-persistent-ckpt-worker: it would be ignored"],
     ),
-    "a ramp that Megatron ignores": (
-        "--rampup-batch-size 4 2 32",
-        ["1 problem", "--rampup-batch-size 4 2 32", '"0:4 256:6 512:8" (tokens:samples)'],
+    "a ramp that does not end at the global batch size": (
+        "--rampup-batch-size 4 3 32",
+        ["--rampup-batch-size 4 3 32: --global-batch-size 8 must be START 4 and a multiple of INCREMENT 3"],
     ),
     "batches that shrink, counted in iterations": (
         "--step-batch-size-schedule 0:8,64:4",

@@ -16,12 +16,6 @@ _TRAINING_LOOP = (
         "a batch has the size that was asked for",
         "Give sizes that are multiples of --micro-batch-size x data-parallel size.",
     ),
-    refused(
-        "rampup-batch-size",
-        "Megatron-Core 0.19 ignores it",
-        "Give --step-batch-size-schedule.",
-        rule="training/rules.py",
-    ),
     refused("phase-transition-iterations", "the data cannot change in the middle of a run", "Start a second run."),
     refused("test-mode", "it belongs to Megatron's own tests"),
     refused(

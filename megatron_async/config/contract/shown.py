@@ -121,6 +121,11 @@ ROWS: tuple[Row, ...] = (
         "under every schedule and in the delay oracle",
     ),
     _shown(
+        "tests/unit/mcore/test_batch_sizes.py",
+        "rampup-batch-size",
+        "a schedule of batch sizes with the rule that Megatron-LM had; Megatron-Core 0.19 ignores it",
+    ),
+    _shown(
         "tests/unit/training/test_collector.py",
         "manual-gc manual-gc-interval no-manual-gc-eval",
         "Python collects at the same batches on every rank",
