@@ -19,7 +19,7 @@ _RUN = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope --seed 7 "
     "--attention-dropout 0.1 --keep-last 3"
 )
-_TIMES = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share"}
+_TIMES = {"iteration_ms", "tokens_per_s", "tflops_per_device", "bubble_share", "stage_compute_ms", "stage_hint"}
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ from tools.soak import differences, tensors
 SOAK = ROOT / "runs" / "soak"
 BATCHES, SAVE_INTERVAL = 240, 10
 _ON = 4  # batches beyond the last one: a rank that survives may still complete what is under way
-_TOGETHER = 0.6  # probability that the next fault comes before the recovery
+_TOGETHER = 0.75  # probability that the next fault comes before the recovery
 _DISK = "size=64m"
 _RECOVERS_WITHIN = 420.0  # seconds; on a loaded machine a start takes a minute, and one may be wasted
 
@@ -172,6 +172,7 @@ def _disturb(
         if kinds:
             struck += len(kinds)
             journal.write(row)
+    shutil.copy(run.folder / "metrics.jsonl", log.with_suffix(".jsonl"))
     found = differences(_result(run), expected)
     journal.write({"job": number, "complete": True, "faults": struck, "differences": found})
     return not found
