@@ -20,6 +20,7 @@ Environment variables:
 """
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -88,10 +89,15 @@ def resolve(recipe: Mapping[str, Any], mode: str, more: Sequence[str]) -> list[s
 
 def decisive(more: Sequence[str]) -> dict[str, str]:
     """The options among `more` that decide which parts of a recipe apply."""
+    return vars(_parser().parse_known_args(more)[0])
+
+
+@functools.cache
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     for option in ("gradient-delay", "pipeline-schedule", "optimizer", "lr", *LAYOUT):
         parser.add_argument(f"--{option}", dest=option)
-    return vars(parser.parse_known_args(more)[0])
+    return parser
 
 
 def words(values: Mapping[str, Any]) -> Iterator[str]:

@@ -39,6 +39,19 @@ def collect(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Los
                     losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
 
 
+def _size(runs: Sequence[plan.Run], scale: plan.Scale) -> dict[str, int]:
+    """Nodes and GPUs of a task: the recipe's, or one where the oracle clips by part of the model.
+
+    Raises:
+        ValueError: runs of both kinds.
+    """
+    single = [run.options.get("gradient-delay", "").startswith("pipedream") for run in runs]
+    if any(single) and not all(run.options.get("gradient-delay") for run in runs):
+        raise ValueError("figure6 emulates PipeDream on one GPU a run: give it without other tables.")
+    size: dict[str, int] = {"nodes": 1, "gpus": 1} if any(single) else scale.recipe["cluster"]
+    return size
+
+
 def write(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Losses, output: Path) -> str:
     """Collect what is done, write tables and the jobs that are left; return what to do next.
 
@@ -48,17 +61,17 @@ def write(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Losse
     collect(tables, scale, losses)
     for table in tables:
         results.write(table, scale, losses)
-    runs = {run.name: run for table in tables for run in plan.known_runs(table, scale, losses) if losses(run) is None}
+    runs = {run.key: run for table in tables for run in plan.known_runs(table, scale, losses) if losses(run) is None}
     if not runs:
         return f"Every run is done. Tables: {output}"
     if missing := [name for name in ("TOKENIZER", "DATA") if name not in os.environ]:
         raise ValueError(f"{' and '.join(missing)} not set: the runs need {pretrain.REQUIRED[missing[0]]}.")
     lines = []
-    for name, run in runs.items():
-        paths = pretrain.files({**os.environ, "SAVE": str(output / "runs" / name)})
+    for run in runs.values():
+        paths = pretrain.files({**os.environ, "SAVE": str(output / "runs" / run.name)})
         lines.append(shlex.join([*run.words, *pretrain.words(paths)]))
     jobs, script = output / "jobs.txt", output / "array.sbatch"
     files.write_atomically(jobs, "\n".join(lines) + "\n")
-    text = SCRIPT.format(count=len(lines), jobs=shlex.quote(str(jobs)), **scale.recipe["cluster"])
+    text = SCRIPT.format(count=len(lines), jobs=shlex.quote(str(jobs)), **_size(list(runs.values()), scale))
     files.write_atomically(script, text)
     return f"{len(lines)} jobs in {jobs}. Start them with `sbatch {script}`; then give this command again."

@@ -111,11 +111,11 @@ def _waiting(
     tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Losses, running: Sequence[Started]
 ) -> Iterator[plan.Run]:
     """Runs that can start now, in their order."""
-    taken = {started.run.name for started in running}
+    taken = {started.run.key for started in running}
     for table in tables:
         for run in plan.known_runs(table, scale, losses):
-            if run.name not in taken and losses(run) is None:
-                taken.add(run.name)
+            if run.key not in taken and losses(run) is None:
+                taken.add(run.key)
                 yield run
 
 
@@ -147,13 +147,14 @@ def run_all(
         Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=3600) as progress,
         _ending(running),
     ):
-        task = progress.add_task("runs", total=len(list(_waiting(tables, scale, losses, running))))
+        waiting = list(_waiting(tables, scale, losses, running))
+        task = progress.add_task("runs", total=len(waiting))
         while True:
-            waiting = list(_waiting(tables, scale, losses, running))
             for run in waiting[: jobs - len(running)]:
                 running.append(start(run, data, losses.path.parent / "runs"))
             if not running:
                 return
+            waiting = []
             time.sleep(POLL_SECONDS)
             if not (ended := _collect(running, losses)):
                 continue
@@ -161,6 +162,7 @@ def run_all(
                 console.print(f"{started.run.name}: loss {losses(started.run):.4f}", highlight=False, soft_wrap=True)
             for table in tables:
                 results.write(table, scale, losses)
-            left = len(list(_waiting(tables, scale, losses, running))) + len(running)
+            waiting = list(_waiting(tables, scale, losses, running))
+            left = len(waiting) + len(running)
             completed = progress.tasks[task].completed + len(ended)
             progress.update(task, completed=completed, total=completed + left)

@@ -2,11 +2,15 @@
 """The runs behind a table of the paper, from the files in tables/ and scales/.
 
 A row's runs are a grid of learning rates on the synchronous twin with the first seed, then every variant and seed at
-the rate whose loss was the lowest.
+the rate whose loss was the lowest. A row with a sweep becomes one row for each of its values; these have the rate of
+the optimizer without the value, like the paper's one-dimensional sweeps (A.1). Runs with the same options are one run,
+whatever their tables call them.
 """
 
+import itertools
+import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,15 @@ DELAY_OPTIONS = {
     *("sync-start-iters", "sync-cooldown-iters"),
 }
 """The options that a run and its synchronous twin may differ in."""
+SHARES = ("sync-start", "sync-cooldown", "lr-wsd-decay")
+"""`NAME-share` in a table is `--NAME-iters`, in parts of the batches of the run."""
+
+RATE_TO_COME = 1e6
+"""Stands for the rate of a grid that is not done, so that its runs can be counted."""
 
 Options = Mapping[str, Any]
+Key = frozenset[tuple[str, str]]
+"""What is run: options and their values."""
 Loss = Callable[["Run"], float | None]
 """Validation loss of a run: None as long as it is not done, NaN if it diverged."""
 
@@ -47,12 +58,16 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Unique among runs of a scale; runs of several tables that agree in it are one run."""
+        """Unique among runs of a scale."""
         return f"{self.row}_{self.variant}_lr{self.rate:g}_seed{self.seed}"
 
     @property
     def options(self) -> dict[str, str]:
         return options(self.words)
+
+    @property
+    def key(self) -> Key:
+        return key(self.words)
 
     @property
     def processes(self) -> int:
@@ -68,7 +83,12 @@ class Table:
         seeds: the first one also serves the grid.
         variants: options of each; the first is the synchronous twin, the second the delay that nothing corrects.
         rows: `optimizer`, optionally `name`, `variants` and `arguments`, and `paper`: losses by scale and variant.
+            `tuned` false: the rate of the optimizer's row without arguments.
         oracle: the runs are possible in one process only, whatever the scale.
+        scales: the only scales that it is for; empty for all.
+        differ: options that a run and its twin may differ in beside the delay.
+        curve: key of the metrics file that the picture draws over the batches; empty for bars of the gaps.
+        tasks: lm-eval's tasks for the trained models.
     """
 
     name: str
@@ -77,6 +97,10 @@ class Table:
     variants: Mapping[str, Options]
     rows: tuple[Options, ...]
     oracle: bool = False
+    scales: tuple[str, ...] = ()
+    differ: frozenset[str] = frozenset()
+    curve: str = ""
+    tasks: tuple[str, ...] = ()
 
     @property
     def twin(self) -> str:
@@ -115,6 +139,10 @@ def options(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def key(words: Sequence[str]) -> Key:
+    return frozenset(options(words).items())
+
+
 def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] = ()) -> Table:
     """A table, with `rows` and `variants` only if given, in that order of rows.
 
@@ -125,7 +153,7 @@ def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] =
     if not path.is_file():
         raise ValueError(f"{name}: no such table. Known: {', '.join(_stems('tables'))}.")
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    known = {row_name(row): row for row in content["rows"]}
+    known: dict[str, Options] = {row_name(row): row for row in content["rows"]}
     problems = [f"--rows {row}: {name} has {', '.join(known)}." for row in rows if row not in known]
     chosen = content["variants"]
     problems += [f"--variants {each}: {name} has {', '.join(chosen)}." for each in variants if each not in chosen]
@@ -141,9 +169,25 @@ def read_table(name: str, *, rows: Sequence[str] = (), variants: Sequence[str] =
         content["title"],
         tuple(content["seeds"]),
         {each: chosen[each] for each in kept},
-        tuple(known[row] for row in rows or known),
+        tuple(itertools.chain.from_iterable(_swept(known[row]) for row in rows or known)),
         content.get("oracle", False),
+        tuple(content.get("scales", ())),
+        frozenset(content.get("differ", ())),
+        content.get("curve", ""),
+        tuple(content.get("tasks", ())),
     )
+
+
+def _swept(row: Options) -> Iterator[Options]:
+    """A row for each combination of the values of its sweep; the row itself if it has none."""
+    if "sweep" not in row:
+        yield row
+        return
+    rest = {name: value for name, value in row.items() if name != "sweep"}
+    for values in itertools.product(*row["sweep"].values()):
+        chosen = dict(zip(row["sweep"], values, strict=True))
+        name = "-".join([row_name(row), *(f"{option}-{value}" for option, value in chosen.items())])
+        yield {**rest, "name": name, "tuned": False, "arguments": row.get("arguments", {}) | chosen}
 
 
 def read_scale(name: str, *, quick: bool, pipelines: bool) -> Scale:
@@ -203,9 +247,12 @@ def make_run(table: Table, scale: Scale, row: Options, variant: str, rate: float
     """The run of one cell and seed."""
     values = {"optimizer": row["optimizer"], "lr": rate, "seed": seed, **row.get("arguments", {})}
     values |= table.variants[variant]
-    for name in ("sync-start", "sync-cooldown"):
+    values["lr"] = rate = rate * values.pop("lr-factor", 1)
+    values |= _sizes(scale.recipe["arguments"], values.pop("batch-factor", 1), values.pop("token-factor", 1))
+    batches = values.get("train-iters", scale.recipe["arguments"]["train-iters"])
+    for name in SHARES:
         if (share := values.pop(f"{name}-share", None)) is not None:
-            values[f"{name}-iters"] = round(share * scale.recipe["arguments"]["train-iters"])
+            values[f"{name}-iters"] = round(share * batches)
     if scale.pipelines and not table.oracle:
         delay = values.pop("gradient-delay")
         values["pipeline-schedule"] = SCHEDULES.get(delay, delay)
@@ -213,9 +260,29 @@ def make_run(table: Table, scale: Scale, row: Options, variant: str, rate: float
     return Run(row_name(row), variant, rate, seed, tuple(words))
 
 
+def _sizes(recipe: Options, batch: float, tokens: float) -> dict[str, int]:
+    """The options that give a run other batches or another number of tokens, by factors of the recipe's."""
+    if batch == tokens == 1:
+        return {}
+    size, micro = round(recipe["global-batch-size"] * batch), recipe["micro-batch-size"] * batch
+    batches = round(recipe["train-iters"] * tokens / batch)
+    return {
+        "global-batch-size": size,
+        "micro-batch-size": int(micro) if micro == int(micro) else math.gcd(recipe["micro-batch-size"], size),
+        "train-iters": batches,
+        "eval-interval": batches,
+    }
+
+
 def grid_runs(table: Table, scale: Scale, row: Options) -> list[Run]:
     """The runs that choose a row's learning rate."""
-    return [make_run(table, scale, row, table.twin, rate, table.seeds[0]) for rate in grid(scale, row)]
+    base = _tuned(row)
+    return [make_run(table, scale, base, table.twin, rate, table.seeds[0]) for rate in grid(scale, base)]
+
+
+def _tuned(row: Options) -> Options:
+    """The row whose learning rate a row has."""
+    return row if row.get("tuned", True) else {"optimizer": row["optimizer"]}
 
 
 def best_rate(runs: Sequence[Run], loss: Loss) -> float | None:
@@ -244,21 +311,27 @@ def cells(table: Table, scale: Scale, row: Options, rate: float) -> list[Run]:
 
 def known_runs(table: Table, scale: Scale, loss: Loss) -> list[Run]:
     """Runs that can be named now, seed by seed; a row's cells follow when its rate is known."""
-    runs: dict[str, Run] = {}
+    runs: dict[Key, Run] = {}
     for row in table.rows:
         first = grid_runs(table, scale, row)
         rate = best_rate(first, loss)
-        runs |= {run.name: run for run in [*first, *(cells(table, scale, row, rate) if rate else [])]}
+        for run in [*first, *(cells(table, scale, row, rate) if rate else [])]:
+            runs.setdefault(run.key, run)
     return sorted(runs.values(), key=lambda run: table.seeds.index(run.seed))
 
 
-def count(tables: Sequence[Table], scale: Scale) -> int:
+def count(tables: Sequence[Table], scale: Scale, loss: Loss) -> int:
     """Number of different runs behind tables, those of rates that are not known yet included."""
-    found: set[tuple[str, str, int]] = set()
+    found: set[Key] = set()
     for table in tables:
         for row in table.rows:
-            found |= {(row_name(row), variant, seed) for variant in variants_of(table, row) for seed in table.seeds}
-            found |= {(row_name(row), "grid", index) for index in range(1, len(grid(scale, row)))}
+            first = grid_runs(table, scale, row)
+            found |= {run.key for run in first}
+            if (rate := best_rate(first, loss)) is not None:
+                found |= {run.key for run in cells(table, scale, row, rate)}
+                continue
+            chosen = make_run(table, scale, _tuned(row), table.twin, RATE_TO_COME, table.seeds[0])
+            found |= {run.key for run in cells(table, scale, row, RATE_TO_COME)} - {chosen.key}
     return len(found)
 
 
@@ -267,7 +340,7 @@ def differences(one: Options, other: Options) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
-def check_twins(runs: Sequence[Run], twin: str) -> None:
+def check_twins(runs: Sequence[Run], table: Table) -> None:
     """Every run has one twin of its row, rate and seed that differs in nothing but the delay.
 
     Raises:
@@ -275,10 +348,22 @@ def check_twins(runs: Sequence[Run], twin: str) -> None:
     """
     if repeated := {run.name for run in runs if sum(run.name == other.name for other in runs) > 1}:
         raise ValueError(f"planned twice: {', '.join(sorted(repeated))}")
-    twins = {(run.row, run.rate, run.seed): run for run in runs if run.variant == twin}
+    twins = {(run.row, run.rate, run.seed): run for run in runs if run.variant == table.twin}
     for run in runs:
         other = twins.get((run.row, run.rate, run.seed))
         if other is None:
-            raise ValueError(f"{run.name} has no {twin} twin of the same rate and seed")
-        if wrong := differences(run.options, other.options) - DELAY_OPTIONS:
+            raise ValueError(f"{run.name} has no {table.twin} twin of the same rate and seed")
+        if wrong := differences(run.options, other.options) - DELAY_OPTIONS - table.differ:
             raise ValueError(f"{run.name} and its twin differ in more than the delay: {', '.join(sorted(wrong))}")
+
+
+def objections(table: Table, scale: Scale) -> Iterator[str]:
+    """Why a table cannot be run at a scale."""
+    name = scale.name.removesuffix("-quick")
+    if table.scales and name not in table.scales:
+        yield f"{table.name} is for --scale {' or '.join(table.scales)}, not {scale.name}."
+    layers = scale.recipe["arguments"].get("num-layers", math.inf)
+    for variant, values in table.variants.items():
+        schedule, _, stages = str(values["gradient-delay"]).partition(":")
+        if schedule == "pipedream" and int(stages) > layers:
+            yield f"{table.name}: {variant} needs {stages} layers, {scale.name} has {layers}. Choose --variants."

@@ -27,14 +27,18 @@ class Losses:
     def __init__(self, path: Path) -> None:
         self.path = path
         rows = files.read_json_lines(path) if path.exists() else []
-        self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows}
+        self._rows: dict[plan.Key, dict[str, Any]] = {plan.key(shlex.split(row["command"])): row for row in rows}
 
     def __call__(self, run: plan.Run) -> float | None:
         """Validation loss of a run (nats per token); NaN if it diverged, None if it is not done with these options."""
-        row = self._rows.get(run.name)
-        if row is None or row["command"] != shlex.join(run.words):
+        row = self._rows.get(run.key)
+        if row is None:
             return None
         return math.nan if row["valid_loss"] is None else float(row["valid_loss"])
+
+    def folder(self, run: plan.Run) -> Path:
+        """The folder of a run's files, under the name that it was done by."""
+        return self.path.parent / "runs" / str(self._rows.get(run.key, {"name": run.name})["name"])
 
     def seconds(self) -> list[float]:
         """Duration of each run that is done."""
@@ -43,7 +47,7 @@ class Losses:
     def add(self, run: plan.Run, metrics: report.Metrics, seconds: float) -> None:
         """Add a run that ended with an evaluation, or that diverged."""
         diverged = bool(metrics.training[-1]["skipped"])
-        self._rows[run.name] = {
+        self._rows[run.key] = {
             "name": run.name,
             "valid_loss": math.nan if diverged else report.final_valid_loss(metrics),
             "curve": [[row["iteration"], row["valid_loss"]] for row in metrics.validation],
@@ -97,7 +101,7 @@ def cells(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Iterator[Cel
         if rate is None:
             continue
         runs = plan.cells(table, scale, row, rate)
-        plan.check_twins(runs, table.twin)
+        plan.check_twins(runs, table)
         found = {(run.variant, run.seed): value for run in runs if (value := loss(run)) is not None}
         gaps: dict[str, dict[int, float]] = {}
         for variant in plan.variants_of(table, row):
@@ -107,9 +111,9 @@ def cells(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Iterator[Cel
             recovered = None
             if variant not in (table.twin, table.plain):
                 recovered = recovered_share(gaps[variant], gaps[table.plain])
-            edge = len(rates) > 1 and rate in (min(rates), max(rates))
+            edge = row.get("tuned", True) and len(rates) > 1 and rate in (min(rates), max(rates))
             paper = {name: _paper(table, row, name, variant) for name in row["paper"]}
-            yield Cell(plan.row_name(row), variant, rate, edge, losses, gaps[variant], recovered, paper)
+            yield Cell(plan.row_name(row), variant, runs[0].rate, edge, losses, gaps[variant], recovered, paper)
 
 
 def _paper(table: plan.Table, row: plan.Options, scale: str, variant: str) -> tuple[float | None, ...]:
@@ -143,7 +147,7 @@ def markdown(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> str:
     lines = [
         f"# {table.title}: {scale.name}",
         "",
-        f"{done} of {plan.count([table], scale)} runs are done. Loss: validation, nats per token, mean ± standard"
+        f"{done} of {plan.count([table], scale, loss)} runs are done. Loss: validation, nats per token, mean ± standard"
         " deviation over seeds. Gap: to the synchronous run of the same seed."
         " Recovered: share of the plain delay's gap."
         f" {'Pipelines.' if scale.pipelines and not table.oracle else 'Delays are emulated in one process.'}"
@@ -190,6 +194,27 @@ def figure(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Figure:
     return drawing
 
 
+def curves(table: plan.Table, scale: plan.Scale, losses: Losses) -> Figure:
+    """The table's curve over the batches: a panel for each row, a line for each variant that has files, first seed."""
+    drawing = Figure(figsize=(5.2 * len(table.rows), 4.2), layout="constrained")
+    panels = drawing.subplots(1, len(table.rows), squeeze=False)[0]
+    for axes, row in zip(panels, table.rows, strict=True):
+        rate = plan.best_rate(plan.grid_runs(table, scale, row), losses)
+        for variant, color in zip(plan.variants_of(table, row), COLORS, strict=False):
+            run = plan.make_run(table, scale, row, variant, rate or math.nan, table.seeds[0])
+            path = losses.folder(run) / "metrics.jsonl"
+            if losses(run) is not None and path.exists():
+                metrics = report.read_metrics(path)
+                lines = [line for line in (*metrics.training, *metrics.validation) if table.curve in line]
+                points = [(line["iteration"], line[table.curve]) for line in lines]
+                axes.plot([x for x, _ in points], [y for _, y in points], color=color, label=variant, linewidth=1)
+        axes.set(title=plan.row_name(row), xlabel="batch", ylabel=table.curve)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.lines:
+            axes.legend(frameon=False)
+    return drawing
+
+
 def _gap(cell: Cell, source: str | None) -> tuple[float | None, float]:
     """Mean gap and its spread, NaN where there is none; None for a variant with a run that diverged."""
     if source is not None:
@@ -205,4 +230,5 @@ def write(table: plan.Table, scale: plan.Scale, losses: Losses) -> None:
     folder = losses.path.parent
     files.write_atomically(folder / f"{table.name}.md", markdown(table, scale, losses))
     if any(cells(table, scale, losses)):
-        report.save_figure(figure(table, scale, losses), folder / f"{table.name}.png")
+        drawing = curves(table, scale, losses) if table.curve else figure(table, scale, losses)
+        report.save_figure(drawing, folder / f"{table.name}.png")

@@ -22,7 +22,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # examples/ is not installed
 
-from examples.paper import cluster, execute, plan, results  # noqa: E402
+from examples.paper import cluster, downstream, execute, plan, results  # noqa: E402
 from megatron_async.data.preprocessing.prepare import prepare_corpus  # noqa: E402
 
 VOCAB_SIZE = 512
@@ -52,9 +52,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def describe(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Losses, jobs: int) -> str:
     """Number of runs and the time that they will take."""
-    known = {run.name: run for table in tables for run in plan.known_runs(table, scale, losses)}
+    known = {run.key: run for table in tables for run in plan.known_runs(table, scale, losses)}
     done = sum(losses(run) is not None for run in known.values())
-    total = plan.count(tables, scale)
+    total = plan.count(tables, scale, losses)
     text = f"{', '.join(table.name for table in tables)} at {scale.name}: {total} runs, {done} done."
     seconds = statistics.median(losses.seconds() or [scale.seconds])
     if seconds:
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         scale = plan.read_scale(asked.scale, quick=asked.quick, pipelines=asked.pipelines)
         tables = [plan.read_table(name, rows=asked.rows, variants=asked.variants) for name in asked.tables]
+        if problems := [each for table in tables for each in plan.objections(table, scale)]:
+            raise ValueError("\n".join(problems))
     except ValueError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
@@ -85,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if "cluster" in scale.recipe:
         try:
-            console.print(cluster.write(tables, scale, losses, output), highlight=False, soft_wrap=True)
+            said = cluster.write(tables, scale, losses, output)
+            if all(losses(run) is not None for table in tables for run in plan.known_runs(table, scale, losses)):
+                said += "".join(f"\n{downstream.evaluate(table, scale, losses)}" for table in tables if table.tasks)
+            console.print(said, highlight=False, soft_wrap=True)
         except ValueError as error:
             print(f"run.py: {error}", file=sys.stderr)
             return 2

@@ -4,10 +4,13 @@
 import dataclasses
 import functools
 import inspect
+import itertools
+import json
 import math
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,7 +19,7 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
-from examples.paper import cluster, equal_time, execute, plan, results  # noqa: E402
+from examples.paper import cluster, downstream, equal_time, execute, plan, results, slowdown  # noqa: E402
 from examples.paper import run as command  # noqa: E402
 from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
@@ -39,14 +42,59 @@ def all_runs(table: plan.Table, scale: plan.Scale) -> list[plan.Run]:
 @pytest.mark.parametrize("table", [plan.read_table(name) for name in TABLES], ids=TABLES)
 @pytest.mark.parametrize("pipelines", (False, True))
 def test_twins_differ_in_the_delay_alone(table, pipelines):
-    runs = all_runs(table, scale := plan.read_scale("toy", quick=False, pipelines=pipelines))
-    plan.check_twins(runs, table.twin)
-    assert len(runs) == plan.count([table], scale)
-    delayed = [run for run in runs if run.variant != table.twin and "wpipe" not in run.variant]
-    staged = pipelines and table.name != "table8"
+    scale = plan.read_scale("toy", quick=False, pipelines=pipelines)
+    runs = all_runs(table, scale)
+    for row in table.rows:
+        rate = plan.best_rate(plan.grid_runs(table, scale, row), made_up)
+        plan.check_twins(plan.cells(table, scale, row, rate), table)
+    assert len(runs) == len({run.key for run in runs}) == plan.count([table], scale, made_up)
+    staged = pipelines and not table.oracle
     assert {run.processes for run in runs} == {2 if staged else 1}
-    key = "pipeline-schedule" if staged else "gradient-delay"
-    assert {run.options[key] for run in delayed} == {"2bw" if staged else "1"}
+    delays = {run.options["pipeline-schedule" if staged else "gradient-delay"] for run in runs}
+    named = {str(values["gradient-delay"]) for values in table.variants.values()}
+    assert delays == (
+        {"1f1b" if each == "0" else "2bw" if each == "1" else each for each in named} if staged else named
+    )
+
+
+def test_a_plan_before_any_run_counts_the_runs_to_come():
+    """Rates are not known yet; sweeps share the grid and the value that is the default."""
+    for name in ("table2", "figure7", "figure8", "figure13"):
+        table = plan.read_table(name, rows=["muon"])
+        total = plan.count([table], TOY, made_up)
+        assert plan.count([table], TOY, lambda run: None) - total in (0, 1, 2)  # factors of the rate meet the grid
+
+
+def test_a_sweep_changes_one_thing_at_the_rate_of_the_optimizer():
+    table = plan.read_table("figure8", rows=["muon"])
+    assert [plan.row_name(row) for row in table.rows] == [f"muon-weight-decay-{x}" for x in (0.01, 0.03, 0.1, 0.3, 1.0)]
+    runs = [run for run in all_runs(table, TOY) if run.variant == "delayed"]
+    (base,) = [
+        run
+        for run in all_runs(plan.read_table("table1", rows=["muon"]), TOY)
+        if run.name == "muon_delayed_lr0.016_seed1"
+    ]
+    assert [plan.differences(run.options, base.options) for run in runs] == [{"weight-decay"}] * 2 + [set()] + [
+        {"weight-decay"}
+    ] * 2
+
+
+def test_batches_and_lengths_by_factors():
+    table, arguments = plan.read_table("figure5"), TOY.recipe["arguments"]
+    two, four = (plan.make_run(table, TOY, row, "delayed", 0.016, 1).options for row in table.rows[1:])
+    for options, tokens in ((two, 2), (four, 4)):
+        product = int(options["train-iters"]) * int(options["global-batch-size"])
+        assert product / arguments["train-iters"] / arguments["global-batch-size"] == pytest.approx(tokens, rel=1e-3)
+        assert options["eval-interval"] == options["train-iters"]
+    model = plan.read_scale("2b", quick=False, pipelines=False)
+    found = [plan.make_run(table, model, row, "delayed", 0.002, 1).options for row in table.rows]
+    assert [(each["global-batch-size"], each["train-iters"]) for each in found] == [
+        ("128", "47684"),
+        ("184", "66343"),
+        ("276", "88457"),
+    ]
+    half = plan.make_run(table, TOY, {"optimizer": "muon", "arguments": {"lr-factor": 0.5}}, "delayed", 0.016, 1)
+    assert (half.rate, half.options["lr"], half.options["min-lr"]) == (0.008, "0.008", "0.0008")
 
 
 def test_a_plan_with_a_fault_is_refused():
@@ -59,12 +107,12 @@ def test_a_plan_with_a_fault_is_refused():
         ([*runs[:1], other, *runs[2:]], "more than the delay: clip-grad"),
     ):
         with pytest.raises(ValueError, match=message):
-            plan.check_twins(wrong, table.twin)
+            plan.check_twins(wrong, table)
 
 
 def test_tables_of_two_share_their_runs():
     first, second, third = (plan.read_table(name, rows=["muon"]) for name in ("table1", "table2", "muon"))
-    assert plan.count([first, second, third], TOY) == plan.count([second], TOY) == 3 - 1 + 5 * 3
+    assert plan.count([first, second, third], TOY, made_up) == plan.count([second], TOY, made_up) == 3 - 1 + 6 * 3
 
 
 @pytest.mark.parametrize("doubled", ("seeds = [1, 1]", "[[rows]]"))
@@ -83,7 +131,10 @@ def test_a_doubled_seed_or_row_is_refused(tmp_path, monkeypatch, doubled):
 
 @pytest.mark.parametrize(
     "words",
-    ("table99", "table1 --rows sgd", "table1 --variants wish", "table1 --scale 1b", "table1 --scale 2b --quick"),
+    (
+        *("table99", "table1 --rows sgd", "table1 --variants wish", "table1 --scale 1b", "table1 --scale 2b --quick"),
+        "figure6 --quick",  # PipeDream on more stages than layers
+    ),
 )
 def test_wrong_usage_starts_nothing(capsys, monkeypatch, words):
     monkeypatch.setattr(execute, "run_all", None)
@@ -95,9 +146,14 @@ def test_wrong_usage_starts_nothing(capsys, monkeypatch, words):
 def test_every_optimizer_and_variant_is_accepted(table, monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))  # two thirds of a parse
     runs = all_runs(plan.read_table(table), TOY)
-    chosen = {run.variant: run for run in runs} | {run.row: run for run in runs}
+    chosen = {run.variant: run for run in runs} | {
+        (run.options["optimizer"], *sorted(run.options)): run for run in runs if run.variant != "synchronous"
+    }
     for each in {run.name: run for run in chosen.values()}.values():
-        args = arguments.parse([*each.words, "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "512"])
+        layers = ["--num-layers", "16"] if table == "figure6" else []  # for PipeDream's stages
+        args = arguments.parse(
+            [*each.words, *layers, "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "512"]
+        )
         assert (args.optimizer, args.seed, args.lr) == (each.options["optimizer"], each.seed, each.rate)
 
 
@@ -127,7 +183,7 @@ def test_a_table_of_some_runs_says_how_many():
     assert {cell.row for cell in found.values()} == {"muon"}, "no cell before its rate is chosen"
     assert set(found["delayed"].losses) == {1, 2, 3} and set(found["delayed"].gaps) == {1, 2}
     text = results.markdown(table, TOY, some)
-    assert f"of {plan.count([table], TOY)} runs are done" in text and "| 2 |" in text
+    assert f"of {plan.count([table], TOY, some)} runs are done" in text and "| 2 |" in text
     assert "| muon | gradient-error-feedback | 0.016 | 3 | diverged | diverged | - |" in text
 
 
@@ -173,7 +229,7 @@ def test_runs_are_done_once_and_continued(tmp_path, fakes):
 
     losses = go()
     runs = all_runs(table, TOY)
-    assert len(losses.seconds()) == len(runs) == plan.count([table], TOY)
+    assert len(losses.seconds()) == len(runs) == plan.count([table], TOY, losses)
     assert math.isnan(losses(next(run for run in runs if run.variant == "gradient-error-feedback")))
     assert "14 of 14 runs are done" in (tmp_path / "table2.md").read_text(encoding="utf-8")
     assert (tmp_path / "table2.png").stat().st_size > 1000
@@ -188,6 +244,8 @@ def test_runs_are_done_once_and_continued(tmp_path, fakes):
     # A run with other options is another run.
     other = dataclasses.replace(runs[0], words=(*runs[0].words, "--clip-grad", "0.5"))
     assert losses(other) is None
+    # The same run under another name is done.
+    assert losses(dataclasses.replace(runs[0], row="other")) == losses(runs[0])
 
 
 def test_a_run_that_fails_ends_the_others(tmp_path, fakes):
@@ -226,6 +284,72 @@ def test_a_cluster_gets_an_array_of_jobs(tmp_path, monkeypatch, capsys):
     losses = results.Losses(tmp_path / "losses.jsonl")
     assert cluster.write([table], scale, losses, tmp_path).startswith("5 jobs")
     assert losses(first) == made_up(first)
+
+
+def done(table: plan.Table, scale: plan.Scale, folder, key: str = "lm_loss") -> results.Losses:
+    """The runs of a table with their files, each of two batches."""
+    losses = results.Losses(folder / "losses.jsonl")
+    for each in all_runs(table, scale):
+        rows = [{"iteration": batch, "lm_loss": 3.0 + batch, key: 0.5 + batch, "skipped": 0} for batch in (1, 2)]
+        JsonLines(folder / "runs" / each.name / "metrics.jsonl", [*rows, rows_of(each)[-1]]).close()
+        losses.add(each, report.read_metrics(folder / "runs" / each.name / "metrics.jsonl"), 1.0)
+    return losses
+
+
+def test_curves_are_those_of_the_files(tmp_path):
+    table = plan.read_table("figure17")
+    losses = done(table, TOY, tmp_path, "stale_update_cosine")
+    panels = results.curves(table, TOY, losses).axes
+    assert [axes.get_title() for axes in panels] == ["muon", "adam"]
+    assert [line.get_label() for line in panels[1].lines] == ["synchronous", "delayed", "sync-start"]
+    assert panels[0].lines[1].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
+    results.write(table, TOY, losses)
+    assert (tmp_path / "figure17.png").stat().st_size > 1000
+
+
+def test_trained_models_are_evaluated_once(tmp_path, monkeypatch, capsys):
+    scale, table = plan.read_scale("10b", quick=False, pipelines=False), plan.read_table("table4")
+    done(table, scale, tmp_path)
+    said = []
+
+    def fake(words):
+        said.append(words[0])
+        target = next(word for flag, word in itertools.pairwise(words) if flag in ("--save", "--output"))
+        if words[0] == "convert":
+            assert words[words.index("--tokenizer") + 1] == "t"
+            (Path(target) / "config.json").parent.mkdir()
+            (Path(target) / "config.json").write_text("{}")
+        else:
+            values = {task: {"acc,none": 0.25, "acc_norm,none": 0.5} for task in table.tasks}
+            values["mmlu"] = {"acc,none": 0.125}
+            Path(target).write_text(json.dumps({"results": values}))
+
+    monkeypatch.setattr(downstream, "command", fake)
+    words = ["table4", "--scale", "10b", "--output", str(tmp_path)]
+    monkeypatch.delenv("TOKENIZER", raising=False)
+    assert command.main(words) == 2 and "TOKENIZER not set" in capsys.readouterr().err
+    monkeypatch.setenv("TOKENIZER", "t")
+    assert command.main(words) == 0 and command.main(words) == 0
+    assert said == ["convert", "evaluate"] * 3
+    lines = (tmp_path / "table4.md").read_text(encoding="utf-8").splitlines()
+    ours = "0.500 | 0.500 | 0.500 | 0.500 | 0.125 | 0.500 | 0.500 | 0.500 |"
+    assert lines[-2].startswith("| error-feedback | ours | ") and lines[-2].endswith(ours)
+    assert lines[-1].startswith("| error-feedback | paper | 1.906 | 0.415 | 0.637 |")
+
+
+def test_the_slowdown_is_the_papers_and_that_of_our_tables():
+    printed = {  # table 12, M = 16, 32, 64
+        ("1f1b", 2.0): (1.938, 1.469, 1.234),
+        ("zb1p", 2.0): (1.313, 1.156, 1.078),
+        ("dualpipe", 2.0): (1.292, 1.146, 1.073),
+        ("zb1p", 3.0): (1.469, 1.234, 1.117),
+        ("dualpipe", 3.0): (1.438, 1.219, 1.109),
+    }
+    for (schedule, backward), values in printed.items():
+        found = [slowdown.modelled(schedule, count, backward) for count in slowdown.MICROBATCHES]
+        assert found == pytest.approx(values, abs=6e-4)
+    for schedule in ("1f1b", "2bw"):
+        assert slowdown.simulated(schedule, 16, 2.0) == pytest.approx(slowdown.modelled(schedule, 16, 2.0), rel=1e-9)
 
 
 def test_an_unfinished_run_is_not_complete():
