@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from megatron.core.utils import check_param_hashes_across_dp_replicas
 
 from megatron_async.checkpoint.state import largest
 from megatron_async.mcore.batch_sizes import BatchSizes
@@ -32,6 +33,38 @@ class FirstLossNotFinite(TrainingFault):
 
 class TiedCopiesDiffer(TrainingFault):
     """Input embedding and head, which are one weight, begin unequal: the stages would train different models."""
+
+
+class ReplicasDiffer(TrainingFault):
+    """Data-parallel replicas hold unequal weights."""
+
+
+class EqualReplicas(Callback):
+    """Compares the newest weights of data-parallel replicas before the first batch and after every `interval` batches.
+
+    Megatron's check takes hashes of all weights on the host, so it belongs at a drain.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._loop = loop
+        self._compare()
+
+    def on_drain(self) -> None:
+        """Raise `ReplicasDiffer` on every rank, before this state is saved."""
+        if self._loop.args.iteration % self._interval == 0:
+            self._compare()
+
+    def _compare(self) -> None:
+        iteration = self._loop.args.iteration
+        if largest(not check_param_hashes_across_dp_replicas(self._loop.model, cross_check=True)):
+            raise ReplicasDiffer(
+                f"data-parallel replicas hold unequal weights after iteration {iteration}: a device or a link computes "
+                "wrong values. Go on from an older checkpoint on other machines (megatron-async doctor examines them)."
+            )
+        self._loop.note(f"data-parallel replicas hold equal weights after iteration {iteration}")
 
 
 class FirstLoss(Callback):

@@ -263,7 +263,8 @@ class Loop:
         """The next batch number after `batch` at which the pipeline must be empty."""
         args = self.args
         evaluation = args.eval_interval if self._evaluates else None
-        intervals = evaluation, args.save_interval if args.save else None, args.exit_interval
+        saves, hashes = args.save_interval if args.save else None, args.check_weight_hash_across_dp_replicas_interval
+        intervals = evaluation, saves, hashes, args.exit_interval
         stops = [args.train_iters, *((batch // interval + 1) * interval for interval in intervals if interval)]
         fixed = [number - 1 for number in args.iterations_to_skip]
         fixed += [args.profile_step_start, args.profile_step_end] if args.profile else []

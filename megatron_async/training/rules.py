@@ -50,6 +50,9 @@ def _logs(args: argparse.Namespace) -> Iterator[str]:
         )
     if not args.profile and args.use_pytorch_profiler:
         yield "--use-pytorch-profiler without --profile would be ignored: give --profile."
+    hashes = args.check_weight_hash_across_dp_replicas_interval
+    if hashes is not None and hashes < 1:
+        yield f"--check-weight-hash-across-dp-replicas-interval {hashes}: must be at least 1."
     if args.log_params_norm and args.freeze_all_layers:
         yield "--log-params-norm with --freeze-all-layers: the norm is of the optimizer's weights, which has none."
     if args.log_progress and not args.save:

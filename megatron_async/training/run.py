@@ -48,7 +48,7 @@ from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.collector import ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
-from megatron_async.training.faults import FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
+from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
 from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.loop import Loop, Trained
@@ -225,6 +225,8 @@ def _callbacks(
         yield LargestLogit(group_of_all("largest logit"))
     yield from _logged_on_request(args, trained)
     yield FirstLoss()
+    if args.check_weight_hash_across_dp_replicas_interval is not None:
+        yield EqualReplicas(args.check_weight_hash_across_dp_replicas_interval)
     if expected is not None:
         yield StageBalance(expected, group_of_all("stage balance"))
     yield SkippedUpdates(args.max_consecutive_skips, BatchSizes.of(args))

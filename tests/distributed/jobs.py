@@ -105,6 +105,30 @@ def unequal_tied_copies(arguments: Sequence[str]) -> str:
     return "none"
 
 
+def unequal_replicas(arguments: Sequence[str]) -> tuple[str, int]:
+    """Name of the error of a run in which one rank's weights change by themselves in batch 1, and the iteration."""
+    import torch.distributed as dist
+
+    from megatron_async.config import arguments as command_line
+    from megatron_async.training import run
+    from megatron_async.training.callbacks import Callback, CompletedBatch
+    from megatron_async.training.faults import TrainingFault
+
+    class Fault(Callback):
+        def on_batch_end(self, batch: CompletedBatch) -> None:
+            if batch.number == 1 and dist.get_rank() == dist.get_world_size() - 1:
+                next(loop.model[0].parameters()).data[0] += 1e-6
+
+    loop = run.build(command_line.parse(line(arguments)), callbacks=[Fault()])
+    try:
+        loop.run()
+    except TrainingFault as error:
+        return type(error).__name__, loop.args.iteration
+    finally:
+        run.close()
+    return "none", loop.args.iteration
+
+
 def train_without_launcher(arguments: Sequence[str]) -> Outcome:
     """As `train`, in a process that nobody told about others."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"):

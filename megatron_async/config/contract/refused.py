@@ -24,8 +24,7 @@ _TRAINING_LOOP = (
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
     ),
     refused(
-        "check-weight-hash-across-dp-replicas-interval gpu-sniff-test-interval train-sync-interval "
-        "check-for-large-grads check-for-spiky-loss",
+        "gpu-sniff-test-interval train-sync-interval check-for-large-grads check-for-spiky-loss",
         "Megatron's step loop does it, and this package has its own",
         "Every batch is checked for a finite loss and gradient, and jumps of the loss are logged.",
     ),
