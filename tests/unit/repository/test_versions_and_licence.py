@@ -4,6 +4,7 @@
 import ast
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -70,6 +71,29 @@ def test_the_licence_of_every_direct_requirement_is_listed() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     listed = {name for row in re.findall(r"^\| (.+?) \|", page, re.MULTILINE) for name in row.split(", ")}
     assert {requirement.name for requirement in install_requires()} - listed == set()
+
+
+def test_packages_of_the_tested_set_under_other_licences_are_named() -> None:
+    """Under another than MIT, BSD and Apache-2.0, by the metadata of what is installed."""
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    usual = re.compile(
+        r"MIT( License)?|Apache[- ](Software License|2\.0( License)?)|(3-Clause )?BSD( License|-[23]-Clause)?"
+    )
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    other = []
+    for name in pinned:
+        try:
+            fields = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue  # an extra that is not installed
+        classifiers = [text.split(" :: ")[-1] for text in fields.get_all("Classifier", []) if "License ::" in text]
+        licence = (
+            fields["License-Expression"] or " AND ".join(classifiers) or (fields["License"] or "").partition("\n")[0]
+        )
+        if not all(usual.fullmatch(part) for part in re.split(r" AND | OR ", licence)):
+            other.append(name)
+    assert "tqdm" in other and len(other) < 15
+    assert [name for name in other if name not in page] == []
 
 
 def test_every_source_file_starts_with_the_licence_line() -> None:
