@@ -12,7 +12,8 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.utils import unwrap_model
 
-from megatron_async.mcore.checkpoint import SHARDED_DATA
+from megatron_async.mcore.checkpoint import SHARDED_DATA, sharded_state
+from megatron_async.mcore.model import layers_of_gpt_layer
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.steps import History
 
@@ -32,16 +33,18 @@ class SavedChunk:
 
     @property
     def module(self) -> Any:
-        """The chunk: Megatron looks for the class of the model behind such attributes."""
-        return self._chunk
+        """The chunk, by whose class Megatron tells a HybridModel's checkpoints from a GPT's: hidden where a HybridModel
+        has the names of a GPT."""
+        (inner,) = unwrap_model([self._chunk])
+        return self._chunk if layers_of_gpt_layer(inner.config) == 1 else None
 
     def sharded_state_dict(self, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         """The chunk's own sharded state, and that of its older versions."""
         (inner,) = unwrap_model([self._chunk])
-        state: dict[str, Any] = inner.sharded_state_dict(metadata=metadata)
+        state = sharded_state(inner, metadata)
         for age in range(1, self._versions + 1):
             with self._showing(age):
-                items = inner.sharded_state_dict(metadata=metadata).items()
+                items = sharded_state(inner, metadata).items()
                 older = {name: item for name, item in items if isinstance(item, SHARDED_DATA)}
                 for item in older.values():
                     # Parameters show another version after this block; the storage of this one stays.

@@ -61,6 +61,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args.optimizer_for = args.optimizer_for or []
     problems += [*_plan_device(args, argv), *balance.begin(args)]
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout
+    args.model_class = args.model_class or hybrid.default_class(args)
     if args.hybrid_layer_pattern is not None:
         hybrid.complete(args, chunks * args.pipeline_model_parallel_size)
     elif chunks > 1 and args.num_virtual_stages_per_pipeline_rank is None and layout is None:
@@ -72,8 +73,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.dry_run:
         dry_run.complete(args)
     problems += validate.before_megatron(args, options_given(argv, destinations(parser)))
-    if args.model_class == "hybrid" and args.hybrid_layer_pattern is None and not problems:
-        hybrid.from_gpt(args)
     objection = check_arguments(args)  # Megatron stops at its first one
     derived = validate.after_megatron(args) if objection is None else [objection]
     problems += [text for text in derived if not problems or not any(said in text for said in _SAID_BY_RULES)]

@@ -10,7 +10,7 @@ from megatron_async.planning import devices
 from megatron_async.schedules import SCHEDULES
 
 
-def _choice(values: tuple[str, ...], default: str, help: str) -> dict[str, Any]:
+def _choice(values: tuple[str, ...], default: str | None, help: str) -> dict[str, Any]:
     return {"choices": values, "default": default, "help": help}
 
 
@@ -31,9 +31,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--model": _text("PRESET", "Model preset; explicit options win; 'list': all."),
     "--model-class": _choice(
         ("gpt", "hybrid"),
-        "gpt",
-        "Megatron-Core's class of the model. hybrid: HybridModel with the layers of the GPT, the same initial weights "
-        "and losses.",
+        None,
+        "Megatron-Core's class of the model; names, numbers, weights and losses are the same. Default: hybrid, or gpt "
+        "for arguments that HybridModel does not have.",
     ),
     "--one-document-per-sequence": _switch(
         "A sequence holds one document or a part of it, then padding, whose loss is masked. Needs "

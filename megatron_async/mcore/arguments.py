@@ -81,22 +81,7 @@ def decoder_layers_of(layout: str) -> int:
     Raises:
         AssertionError: a letter that Megatron does not know.
     """
-    return sum(_decoder_layers(layout))
-
-
-def _decoder_layers(layout: str) -> list[int]:
-    return [part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout)]
-
-
-def layers_of_stages(args: argparse.Namespace) -> list[int]:
-    """Number of decoder layers on each stage, virtual ones included, in the order of the layers."""
-    if args.pipeline_model_parallel_layout is not None:
-        return _decoder_layers(args.pipeline_model_parallel_layout)
-    stages = args.pipeline_model_parallel_size * (args.num_virtual_stages_per_pipeline_rank or 1)
-    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
-    between = stages - (first is not None) - (last is not None)
-    each = (args.num_layers - (first or 0) - (last or 0)) // max(between, 1)
-    return [*([first] if first else []), *[each] * between, *([last] if last else [])]
+    return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))
 
 
 def stages_of(layout: str) -> int | None:

@@ -21,6 +21,7 @@ from megatron.training.global_vars import get_args
 from megatron.training.training import preprocess_common_state_dict
 from torch.distributed.checkpoint import FileSystemReader
 
+from megatron_async.mcore.model import layers_of_gpt_layer
 from megatron_async.mcore.patches import temporary
 
 SHARDED_DATA = (ShardedTensor, ShardedTensorFactory)
@@ -36,10 +37,22 @@ def _sharding(metadata: dict[str, Any] | None) -> dict[str, Any]:
     return (metadata or {}) | {"dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True)}
 
 
+def sharded_state(chunk: Any, metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """The sharded state of an unwrapped model chunk.
+
+    Where a HybridModel has the names of a GPT, its checkpoints are those of the GPT, which leave out the empty extra
+    state of the output layer (core/models/gpt/gpt_model.py: output_layer_extra_state_key).
+    """
+    state: dict[str, Any] = chunk.sharded_state_dict(metadata=metadata)
+    if layers_of_gpt_layer(chunk.config) > 1:
+        state.pop("output_layer._extra_state", None)
+    return state
+
+
 def load_model_weights(chunk: Any, checkpoint: Path) -> None:
     """Read the weights of a model chunk, as it is split here, from a distributed checkpoint of any layout."""
     metadata = dist_checkpointing.load_content_metadata(str(checkpoint))
-    wanted = {"model": chunk.sharded_state_dict(metadata=_sharding(metadata))}
+    wanted = {"model": sharded_state(chunk, _sharding(metadata))}
     chunk.load_state_dict(dist_checkpointing.load(wanted, str(checkpoint))["model"])
 
 
@@ -47,7 +60,7 @@ def save_model_weights(chunk: Any, args: argparse.Namespace, checkpoint: Path) -
     """Write a whole model and its arguments as a distributed checkpoint of iteration 0, without optimizer."""
     metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     state = {
-        "model": chunk.sharded_state_dict(metadata=_sharding(metadata)),
+        "model": sharded_state(chunk, _sharding(metadata)),
         "args": args,
         "checkpoint_version": 3.0,
         "iteration": 0,

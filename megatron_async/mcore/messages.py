@@ -25,7 +25,7 @@ MESSAGES = (
     Message(
         "megatron.core.models.gpt.gpt_model",
         "GPTModel IS DEPRECATED",
-        "Megatron-Core is pinned to versions that have GPTModel; --model-class hybrid builds the same model without it",
+        "GPTModel is built where it was asked for, or where HybridModel lacks what the arguments ask for",
     ),
     Message(
         "megatron.core.rerun_state_machine",

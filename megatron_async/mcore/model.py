@@ -2,7 +2,6 @@
 """Megatron's model: builders, layers of a stage, observers of modules."""
 
 import contextlib
-import copy
 import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,8 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
     get_moe_layer_pattern,
     get_transformer_layer_with_experimental_attention_variant_spec,
 )
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_submodules
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
-from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
 from megatron.core.pipeline_parallel.utils import (
     is_pp_first_stage,
     is_pp_last_stage,
@@ -98,12 +97,26 @@ def moe_layer_pattern(config: Any) -> list[int]:
     return get_moe_layer_pattern(config)
 
 
-def gpu_layer_specs(config: Any) -> tuple[Any, list[Any]]:
-    """The Transformer Engine backend and the specs of all layers of a model with linear attention."""
+def gpu_backend() -> Any:
+    """The provider of Transformer Engine's modules."""
     from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
-    backend = TESpecProvider()
-    return backend, get_transformer_layer_with_experimental_attention_variant_spec(config, backend)
+    return TESpecProvider()
+
+
+def gpu_layer_specs(config: Any) -> list[Any]:
+    """The Transformer Engine specs of all layers of a model with linear attention."""
+    return list(get_transformer_layer_with_experimental_attention_variant_spec(config, gpu_backend()))
+
+
+def gpu_submodules(config: Any, *, experts: bool) -> Any:
+    """Transformer Engine's modules of an attention layer with a dense feed-forward block or with experts."""
+    return get_gpt_layer_with_transformer_engine_submodules(
+        num_experts=config.num_moe_experts if experts else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        qk_l2_norm=config.qk_l2_norm,
+    )
 
 
 def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> list[int]:
@@ -132,9 +145,18 @@ def layers_by_chunk(args: Any) -> list[list[list[int]]]:
     return [in_order[stage::stages] for stage in range(stages)]
 
 
-def gpu_stack_spec() -> Any:
-    """A copy of the Transformer Engine spec of a HybridModel's layers."""
-    return copy.deepcopy(hybrid_stack_spec)
+def layers_with_experts(args: Any) -> list[int]:
+    """Numbers, from 1, of the layers with experts of a model that has experts."""
+    if args.hybrid_layer_pattern is not None:
+        experts = [letter == Symbols.MOE for letter in args.hybrid_layer_pattern.replace(Symbols.PIPE, "")]
+    else:
+        experts = [has == 1 for has in moe_layer_pattern(args)]
+    return [number for number, has in enumerate(experts, start=1) if has]
+
+
+def layers_of_gpt_layer(config: Any) -> int:
+    """2 for a HybridModel that is built from the arguments of a GPT and has the names of the GPT; otherwise 1."""
+    return getattr(config, "layers_of_gpt_layer", 1)
 
 
 def build_model(config: Any, groups: ProcessGroupCollection, vp_stage: int | None) -> torch.nn.Module:

@@ -12,10 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_tp_rank
 
 from megatron_async.mcore.parallel import device
-from megatron_async.mcore.training import (
-    gpt_config_from_args,
-    hybrid_config_from_args,
-)
+from megatron_async.mcore.training import gpt_config_from_args
 from megatron_async.models import hybrid
 from megatron_async.models.initialization import LayoutIndependentInit
 from megatron_async.models.specs import layer_spec
@@ -33,22 +30,16 @@ def model_config(args: argparse.Namespace, vocabulary: int | None = None) -> Any
         vocabulary: true size; if given, padded rows of the vocabulary get no probability.
 
     Returns:
-        Megatron's HybridModelConfig with `--hybrid-layer-pattern`, else its GPTModelConfig.
+        Megatron's HybridModelConfig or GPTModelConfig, as `--model-class` says.
     """
     config: Any
-    if args.hybrid_layer_pattern is None:
+    if args.model_class == "hybrid":
+        config = hybrid.model_config(args)
+    else:
         config = gpt_config_from_args(args)
         config.transformer_layer_spec = layer_spec
         config.rope_scaling_factor = args.rope_scaling_factor  # Megatron-LM 0.19 leaves its default
-    else:
-        config = hybrid_config_from_args(args)
-        # So that `moe_layer_pattern` holds for both classes; Megatron's frequency is for GPT.
-        config.transformer.moe_layer_freq = [
-            int(letter == "E") for letter in hybrid.layers_of(args.hybrid_layer_pattern)
-        ]
-        config.hybrid_stack_spec = hybrid.stack_spec(config)
-    rename = partial(hybrid.name_in_gpt, args.hybrid_layer_pattern or "")
-    initial = LayoutIndependentInit(args.seed, vocabulary, rename)
+    initial = LayoutIndependentInit(args.seed, vocabulary)
     initial.watch(config.transformer)
     config.pre_wrap_hooks.append(initial.redraw)
     if vocabulary is not None:

@@ -11,30 +11,15 @@
 """
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping
-from itertools import batched, islice
+from itertools import batched, chain
 from typing import Any
 
-from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
-from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
-from megatron.core.ssm.mamba_mixer import MambaMixerSubmodules
-from megatron.core.ssm.mlp_layer import MLPLayer
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_layer import (
-    MoETransformerLayer,
-    TransformerLayer,
-    TransformerLayerSubmodules,
-)
 
-from megatron_async.mcore.arguments import layers_of_stages
-from megatron_async.mcore.model import gpu_stack_spec, linear_attention_pattern, moe_layer_pattern
-from megatron_async.mcore.training import HybridModelConfig
-from megatron_async.models.gated_delta_net import GatedDeltaNet
-from megatron_async.models.mamba import MambaMixer
-from megatron_async.models.norms import HeadNorm, RMSNorm
-from megatron_async.models.specs import LocalBackend, delta_net, local_submodules
+from megatron_async.mcore.model import layers_by_chunk, linear_attention_pattern, moe_layer_pattern
+from megatron_async.mcore.training import hybrid_config_from_args
+from megatron_async.models.hybrid_stack import stack_spec
 
 LETTERS = {
     Symbols.MAMBA: "Mamba",
@@ -43,7 +28,13 @@ LETTERS = {
     Symbols.MLP: "feed-forward",
     Symbols.MOE: "experts",
 }
-
+BEYOND_HYBRID = (
+    *("use_rope_scaling", "rotary_interleaved"),
+    *("no_rope_freq", "window_attn_skip_freq", "apply_query_key_layer_scaling"),
+    "use_mup",
+)
+"""Arguments of a GPT that HybridModel does not read, that go by the number of a layer, or, the last, that Megatron
+calls experimental there."""
 
 _MIXERS, _BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
 
@@ -85,108 +76,53 @@ def complete(args: argparse.Namespace, stages: int) -> None:
         args.hybrid_layer_pattern = Symbols.PIPE.join(map("".join, batched(pattern, size)))
 
 
-def from_gpt(args: argparse.Namespace) -> None:
-    """Turn checked arguments of a GPT into those of the HybridModel with the same layers on the same stages."""
+def default_class(args: argparse.Namespace) -> str:
+    """The value of `--model-class` where it is not given."""
+    return "gpt" if args.hybrid_layer_pattern is None and _beyond_hybrid(args) else "hybrid"
+
+
+def model_config(args: argparse.Namespace) -> Any:
+    """Megatron's HybridModelConfig for checked arguments of a HybridModel or of a GPT.
+
+    That of a GPT has the names of the GPT: two of its layers are one of the GPT's (`mcore.model.layers_of_gpt_layer`).
+    """
+    from_gpt = args.hybrid_layer_pattern is None
+    config = hybrid_config_from_args(_with_pattern(args) if from_gpt else args)
+    config.transformer.layers_of_gpt_layer = 2 if from_gpt else 1
+    config.hybrid_stack_spec = stack_spec(config.transformer)
+    return config
+
+
+def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
+    """Checked arguments of a GPT -> those of the HybridModel with the same layers on the same stages."""
     linear = linear_attention_pattern(args)
     experts = moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
-    letters = iter([_MIXERS[mixer] + _BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)])
-    stages = [islice(letters, number) for number in layers_of_stages(args)]
-    args.hybrid_layer_pattern = Symbols.PIPE.join("".join(stage) for stage in stages)
-    args.num_layers *= 2
-    args.pipeline_model_parallel_layout = args.num_virtual_stages_per_pipeline_rank = None
-    args.decoder_first_pipeline_num_layers = args.decoder_last_pipeline_num_layers = None
-    args.experimental_attention_variant = args.linear_attention_freq = None
-    args.moe_layer_freq = 1
+    letters = [_MIXERS[mixer] + _BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
+    stages = chain.from_iterable(zip(*layers_by_chunk(args), strict=True))  # in the order of the layers
+    changed = argparse.Namespace(**vars(args))
+    changed.hybrid_layer_pattern = Symbols.PIPE.join("".join(letters[layer] for layer in stage) for stage in stages)
+    changed.num_layers *= 2
+    if args.recompute_num_layers is not None:
+        changed.recompute_num_layers *= 2
+    changed.pipeline_model_parallel_layout = changed.experimental_attention_variant = None
+    changed.decoder_first_pipeline_num_layers = changed.decoder_last_pipeline_num_layers = None
+    changed.account_for_embedding_in_pipeline_split = changed.account_for_loss_in_pipeline_split = False
+    return changed
 
 
-def name_in_gpt(pattern: str, name: str) -> str:
-    """Name that a parameter has in the GPT with the same layers; where there is none, its own name."""
-    layers = layers_of(pattern)
-    if layers and set(layers[::2]) <= set(_MIXERS) and set(layers[1::2]) <= set(_BLOCKS):
-        name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda number: str(int(number[0]) // 2), name)
-    return name
-
-
-class LocalStack(HybridStack):
-    """A stack whose final norm is a local module; Megatron's is Transformer Engine's."""
-
-    def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **kwargs: Any) -> None:
-        super().__init__(config, *args, post_layer_norm=False, **kwargs)
-        self.post_layer_norm = post_layer_norm
-        if self.post_process and post_layer_norm:
-            self.final_norm = _norm(config)(config, config.hidden_size, config.layernorm_epsilon)
-
-
-def stack_spec(config: HybridModelConfig) -> ModuleSpec:
-    """Modules of each kind of layer, local (torch) or Transformer Engine's.
-
-    Local modules have separate norms; checkpoints give these the names of the fused GPU modules, so that local and GPU
-    runs read each other's.
-    """
-    transformer = config.transformer
-    if transformer.transformer_impl != "local":
-        spec = gpu_stack_spec()
-        spec.submodules.mamba_layer.submodules.mixer.module = MambaMixer
-        linear = spec.submodules.gdn_layer.submodules.self_attention
-        linear.module, linear.submodules.out_norm = GatedDeltaNet, HeadNorm
-        return spec
-    norm, backend = _norm(transformer), LocalBackend()
-    dense, experts = local_submodules(transformer, experts=False), None
-    if transformer.num_moe_experts is not None:
-        experts = local_submodules(transformer, experts=True)
-    add = dense.self_attn_bda
-
-    def layer(module: type, names: dict[str, str], **modules: Any) -> ModuleSpec:
-        return ModuleSpec(module, submodules=TransformerLayerSubmodules(**modules, sharded_state_dict_keys_map=names))
-
-    return ModuleSpec(
-        LocalStack,
-        submodules=HybridStackSubmodules(
-            mamba_layer=ModuleSpec(
-                MambaLayer,
-                submodules=MambaLayerSubmodules(
-                    norm=norm,
-                    mixer=ModuleSpec(
-                        MambaMixer,
-                        submodules=MambaMixerSubmodules(
-                            in_proj=backend.column_parallel_linear(), out_proj=backend.row_parallel_linear()
-                        ),
-                    ),
-                    mamba_bda=add,
-                    sharded_state_dict_keys_map={"norm.": "mixer.in_proj.layer_norm_"},
-                ),
-            ),
-            gdn_layer=layer(TransformerLayer, {}, self_attention=delta_net(backend), self_attn_bda=add),
-            attention_layer=layer(
-                TransformerLayer,
-                {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"},
-                input_layernorm=norm,
-                self_attention=dense.self_attention,
-                self_attn_bda=add,
-            ),
-            mlp_layer=layer(
-                MLPLayer,
-                {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"},
-                pre_mlp_layernorm=norm,
-                mlp=dense.mlp,
-                mlp_bda=add,
-            ),
-            moe_layer=layer(MoETransformerLayer, {}, pre_mlp_layernorm=norm, mlp=experts and experts.mlp, mlp_bda=add),
-        ),
-    )
-
-
-def _norm(transformer: Any) -> Any:
-    if transformer.normalization == "RMSNorm":
-        return RMSNorm
-    return LocalBackend().layer_norm(rms_norm=False)
+def _beyond_hybrid(args: argparse.Namespace) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in BEYOND_HYBRID if getattr(args, name)]
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
-    """Problems with `--hybrid-layer-pattern`, with the position in the pattern (from 0)."""
+    """Problems with `--model-class`, and with `--hybrid-layer-pattern`, with the position in the pattern (from 0)."""
     pattern = args.hybrid_layer_pattern
     if pattern is None:
+        if args.model_class == "hybrid" and (given := _beyond_hybrid(args)):
+            yield f"--model-class hybrid with {', '.join(given)}: only GPTModel has it. Leave one of them out."
         return
+    if args.model_class == "gpt":
+        yield f"--model-class gpt with --hybrid-layer-pattern {pattern}: a pattern is a HybridModel. Leave one out."
     option = f"--hybrid-layer-pattern {pattern}"
     known = ", ".join(f"{letter} {name}" for letter, name in LETTERS.items())
     for position, letter in enumerate(pattern):

@@ -29,13 +29,10 @@ class LayoutIndependentInit:
     Args:
         seed: Megatron's `--seed`.
         vocabulary: true size, if known: rows that pad it are 0 and change no other row.
-        rename: name -> name that a weight is drawn by.
     """
 
-    def __init__(
-        self, seed: int, vocabulary: int | None = None, rename: Callable[[str], str] = lambda name: name
-    ) -> None:
-        self._seed, self._vocabulary, self._rename = seed, vocabulary, rename
+    def __init__(self, seed: int, vocabulary: int | None = None) -> None:
+        self._seed, self._vocabulary = seed, vocabulary
         self._noted: list[tuple[torch.Tensor, Draw]] = []
 
     def watch(self, config: Any) -> None:
@@ -71,7 +68,7 @@ class LayoutIndependentInit:
         return noting
 
     def _seed_of(self, name: str) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self._seed}:{self._rename(name)}".encode()).digest()[:7], "big")
+        return int.from_bytes(hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:7], "big")
 
 
 def _storage(weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:

@@ -2,36 +2,56 @@
 """Parameter names that do not depend on how the model is split."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+
+from megatron_async.mcore.model import layers_of_gpt_layer
 
 # The first and the last stage hold this weight when it is tied.
 _TIED_NAME = "embedding.word_embeddings.weight"
 
 
+def layer_number(module: Any) -> int:
+    """Number, from 1, of a layer, or of the layer of a router, as users know it.
+
+    A HybridModel that is built from the arguments of a GPT has two layers for each layer of the GPT: the first with
+    its attention, the second with its feed-forward block.
+    """
+    return 1 + (module.layer_number - 1) // layers_of_gpt_layer(module.config)
+
+
 def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of an unwrapped model chunk with their names in the whole model: layers and experts are numbered
-    through the model, and both copies of a tied embedding have one name."""
-    offsets = {}
-    for name, module in chunk.named_modules():
-        match = re.fullmatch(r"(.*\.layers)\.(\d+)", name)
-        if match and hasattr(module, "layer_number"):
-            offsets[match[1]] = module.layer_number - 1 - int(match[2])
+    """Parameters of an unwrapped model chunk with their names in the whole model, see `global_name`; both copies of a
+    tied embedding have one name."""
+    rename = global_name(chunk)
+    for name, param in chunk.named_parameters():
+        yield _TIED_NAME if getattr(param, "shared_embedding", False) else rename(name), param
+
+
+def global_name(chunk: torch.nn.Module) -> Callable[[str], str]:
+    """Name in a model chunk -> name in the whole model: layers and experts are numbered through the model.
+
+    A HybridModel that is built from the arguments of a GPT has the names of the GPT.
+    """
+    numbers = {
+        name: f"{match[1]}.{layer_number(module) - 1}"
+        for name, module in chunk.named_modules()
+        if (match := re.fullmatch(r"(.*\.layers)\.\d+", name)) and hasattr(module, "layer_number")
+    }
     first_experts = {
         name: module.local_expert_indices[0]
         for name, module in chunk.named_modules()
         if hasattr(module, "local_expert_indices")
     }
-    for name, param in chunk.named_parameters():
+
+    def rename(name: str) -> str:
         name = _with_global_expert(name, first_experts)
-        match = re.match(r"(.*?\.layers)\.(\d+)(\..*)", name)
-        if getattr(param, "shared_embedding", False):
-            yield _TIED_NAME, param
-        elif match:
-            yield f"{match[1]}.{int(match[2]) + offsets.get(match[1], 0)}{match[3]}", param
-        else:
-            yield name, param
+        match = re.match(r"(.*?\.layers\.\d+)(\..*)", name)
+        return numbers.get(match[1], match[1]) + match[2] if match else name
+
+    return rename
 
 
 def _with_global_expert(name: str, first_experts: Mapping[str, int]) -> str:

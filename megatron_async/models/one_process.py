@@ -40,6 +40,7 @@ def arguments_of(checkpoint: Path) -> argparse.Namespace:
     args.transformer_impl = "local"
     args.masked_softmax_fusion = args.bias_swiglu_fusion = args.bias_dropout_fusion = args.bias_gelu_fusion = False
     args.apply_rope_fusion = args.gradient_accumulation_fusion = args.persist_layer_norm = False
+    args.model_class = hybrid.default_class(args)
     return args
 
 

@@ -27,8 +27,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield from _optional_packages(args)
     if _has_delta_net(args):
         yield from _delta_net(args)
-    if args.model_class == "hybrid" and args.hybrid_layer_pattern is None:
-        yield from _as_hybrid(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -149,17 +147,6 @@ def _documents(args: argparse.Namespace) -> Iterator[str]:
     ignored = ("mock_data", "dataloader_fast_cache_load", "dataloader_defer_npy_index_mmap")
     if found := [f"--{name.replace('_', '-')}" for name in ignored if getattr(args, name)]:
         yield f"--one-document-per-sequence needs data files and no caches; leave {', '.join(found)} out."
-
-
-def _as_hybrid(args: argparse.Namespace) -> Iterator[str]:
-    """GPTs that HybridModel cannot be."""
-    features = {
-        "--account-for-embedding-in-pipeline-split": args.account_for_embedding_in_pipeline_split,
-        "--account-for-loss-in-pipeline-split": args.account_for_loss_in_pipeline_split,
-    }
-    for flag, given in features.items():
-        if given:
-            yield f"{flag} with --model-class hybrid: not supported. Leave one of them out."
 
 
 def _has_delta_net(args: argparse.Namespace) -> bool:

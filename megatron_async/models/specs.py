@@ -14,7 +14,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from megatron_async.mcore.model import gpu_layer_specs, layers_of_stage, linear_attention_pattern, moe_layer_pattern
+from megatron_async.mcore.model import (
+    gpu_backend,
+    gpu_layer_specs,
+    gpu_submodules,
+    layers_of_stage,
+    linear_attention_pattern,
+    moe_layer_pattern,
+)
 from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
 from megatron_async.models.gated_delta_net import GatedDeltaNet
 from megatron_async.models.norms import HeadNorm, RMSNorm, rms_norm
@@ -49,11 +56,11 @@ def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
     variant, local = transformer.experimental_attention_variant, transformer.transformer_impl == "local"
     if variant not in (None, "gated_delta_net") or (variant is None and not local) or _is_special(transformer):
         return default_layer_spec(config, vp_stage)
+    backend = backend_of(transformer)
     if local:
-        backend: Any = LocalBackend()
         layers = [_local_layer(transformer, backend, number) for number in range(transformer.num_layers)]
     else:
-        backend, layers = gpu_layer_specs(transformer)
+        layers = gpu_layer_specs(transformer)
         for layer in layers:
             if layer.submodules.self_attention.module is MegatronGatedDeltaNet:
                 layer.submodules.self_attention = delta_net(backend)
@@ -71,8 +78,16 @@ def _is_special(transformer: Any) -> bool:
     )
 
 
-def local_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubmodules:
-    """Local modules of an attention layer with a dense feed-forward block or with experts."""
+def backend_of(transformer: Any) -> Any:
+    """The provider of a run's modules, local or Transformer Engine's."""
+    return LocalBackend() if transformer.transformer_impl == "local" else gpu_backend()
+
+
+def layer_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubmodules:
+    """Modules of a GPT's layer with softmax attention and a dense feed-forward block or experts."""
+    if transformer.transformer_impl != "local":
+        modules: TransformerLayerSubmodules = gpu_submodules(transformer, experts=experts)
+        return modules
     # Megatron's specs with its default norm: asking for RMSNorm here would change that default for the whole process.
     layer = get_gpt_layer_local_submodules(
         num_experts=transformer.num_moe_experts if experts else None,
@@ -85,19 +100,19 @@ def local_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubm
         if transformer.qk_layernorm and not transformer.qk_l2_norm:
             attention = layer.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = RMSNorm
+    # The map gives checkpoints the names of the fused GPU modules, so that local and GPU runs read each other's.
+    if experts:
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     return layer
 
 
 def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
     """One layer of local modules; `number` counts from 0 through the whole model."""
     experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
-    layer = local_submodules(transformer, experts=experts)
-    # The map gives checkpoints the names of the fused GPU modules, so that local and GPU runs read each other's.
+    layer = layer_submodules(transformer, experts=experts)
     if linear_attention_pattern(transformer)[number]:
         layer.input_layernorm, layer.self_attention = IdentityOp, delta_net(backend)
         del layer.sharded_state_dict_keys_map["input_layernorm."]
-    if experts:
-        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 

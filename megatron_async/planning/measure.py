@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import batched
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
-from megatron_async.mcore.model import build_model
+from megatron_async.mcore.model import build_model, layers_of_gpt_layer
 from megatron_async.mcore.parallel import device, pretend_rank
 from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
@@ -92,7 +93,9 @@ def _measure(
     def whole() -> Any:
         return model(tokens, positions, None, labels=tokens)
 
-    parts: dict[Any, Any] = {kind: model.decoder.layers[kinds.index(kind)] for kind in set(kinds)}
+    halves = range(layers_of_gpt_layer(model.config))
+    layers = batched(model.decoder.layers, len(halves))
+    parts: dict[Any, Any] = {(kind, i): own[i] for kind, own in zip(kinds, layers, strict=True) for i in halves}
     parts["embedding"] = model.embedding
     inputs: dict[Any, tuple[Any, Any]] = {}
     hooks = [
@@ -113,6 +116,7 @@ def _measure(
         model.zero_grad(set_to_none=True)
         rounds += 1
     medians = {name: tuple(statistics.median(own) for own in zip(*rows, strict=True)) for name, rows in times.items()}
+    medians |= {kind: tuple(sum(medians[kind, i][way] for i in halves) for way in range(2)) for kind in set(kinds)}
     known = [medians["embedding"], *(medians[kind] for kind in kinds)]
     head = tuple(max(0.0, medians["whole"][i] - sum(own[i] for own in known)) for i in range(2))
     return (medians["embedding"], head), {kind: medians[kind] for kind in set(kinds)}  # type: ignore[return-value]

@@ -16,7 +16,7 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_async.mcore.optimizer import inner_optimizers, mark_delay, master_of
-from megatron_async.models.naming import layer_of
+from megatron_async.models.naming import global_name, global_names, layer_of
 from megatron_async.schedules.arguments import oracle_delays
 
 
@@ -134,12 +134,12 @@ def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: boo
     def index(name: str) -> int:
         return part_of(layer_of(name, layers), layers, len(delays)) if head is None else int(name.startswith(head))
 
-    groups = [Group([], delay, []) for delay in delays]
-    for name, param in model.named_parameters():
+    groups, rename = [Group([], delay, []) for delay in delays], global_name(model)
+    for name, param in global_names(model):
         groups[index(name)].params.append(param)
     for name, buffer in model.named_buffers():
         if name.endswith(".expert_bias"):
-            groups[index(name)].biases.append(buffer)
+            groups[index(rename(name))].biases.append(buffer)
     return DelayOracle(groups, one_norm=undelayed_head)
 
 

@@ -5,6 +5,7 @@ Micro-batches of several batches are in flight, so reports count for the batch t
 counted where autograd records: once per micro-batch, in the backward pass with recomputation, as in Megatron.
 """
 
+import argparse
 from collections.abc import Sequence
 from itertools import batched
 from typing import Any
@@ -15,8 +16,9 @@ from megatron.core import mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.router import TopKRouter
 
-from megatron_async.mcore.model import moe_layer_pattern, use_router_loss_tracker
+from megatron_async.mcore.model import layers_with_experts, use_router_loss_tracker
 from megatron_async.mcore.parallel import device
+from megatron_async.models.naming import layer_number as number_of
 from megatron_async.platform.groups import group_of_all
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 
@@ -105,12 +107,13 @@ class ExpertBalance(Callback):
         group: dist.ProcessGroup | None,
     ) -> None:
         self._layers, self._losses, self._group = tuple(layers), tuple(losses), group
-        self._rows = {layer: row for row, layer in enumerate(layers)}
+        self._rows: dict[int | None, int] = {}  # by Megatron's number
         self._shape = len(layers), len(losses) + experts
         self._sums: dict[int, torch.Tensor] = {}
         self._now: torch.Tensor | None = None
         for module in (module for chunk in model for module in chunk.modules()):
             if isinstance(module, TopKRouter) and not module.is_mtp_layer:
+                self._rows[module.layer_number] = self._layers.index(number_of(module))
                 module.register_forward_hook(self._count)
         use_router_loss_tracker(self)
 
@@ -144,7 +147,7 @@ class ExpertBalance(Callback):
         Megatron sums over `reduce_group`, then averages over `avg_group` and the data-parallel ranks. Here reports are
         weighted, so that one sum over all ranks gives the mean over the batch.
         """
-        row = self._rows.get(layer_number or 0)
+        row = self._rows.get(layer_number)
         if self._now is None or row is None or name not in self._losses:
             return
         reports = get_num_microbatches()
@@ -164,13 +167,13 @@ class ExpertBalance(Callback):
         self._now[self._rows[router.layer_number], len(self._losses) :] += choices.sum(dim=0)
 
 
-def make(config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
+def make(args: argparse.Namespace, config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
     """The callback of a model with experts. None without experts or with CUDA graphs, which skip hooks. Collective."""
     if config.num_moe_experts is None or config.cuda_graph_impl != "none":
         return None
     return ExpertBalance(
         model,
-        layers=[number for number, has in enumerate(moe_layer_pattern(config), start=1) if has],
+        layers=layers_with_experts(args),
         losses=router_losses(config),
         experts=config.num_moe_experts,
         group=group_of_all("expert balance"),

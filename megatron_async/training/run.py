@@ -216,7 +216,7 @@ def _callbacks(
     """All callbacks but the log. Collective."""
     if args.world_size > 1:
         yield LastActions(60 * args.distributed_timeout_minutes)
-    if (balance := expert_balance.make(get_model_config(trained.model[0]), trained.model)) is not None:
+    if (balance := expert_balance.make(args, get_model_config(trained.model[0]), trained.model)) is not None:
         yield balance
     if trained.statistics is not None:
         yield StatisticsValues(trained.statistics)

@@ -28,7 +28,7 @@ def _may_start_processes() -> Iterator[None]:
 
 
 def train(arguments: Sequence[str]) -> Outcome:
-    """Train with Megatron's set-up, loop, saves and loads on the base arguments; losses and final weights."""
+    """Train a GPTModel with Megatron's set-up, loop, saves and loads on the base arguments; losses, final weights."""
     from megatron.core.enums import ModelType
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.utils import get_model_config
@@ -46,7 +46,7 @@ def train(arguments: Sequence[str]) -> Outcome:
     from megatron_async.models import gpt
     from megatron_async.training import run
 
-    args = command_line.parse([*BASE, *arguments])
+    args = command_line.parse([*BASE, "--model-class", "gpt", *arguments])
     args.rerun_mode, args.create_attention_mask_in_dataloader = "disabled", False
     set_global_variables(args)
     initialize(args)

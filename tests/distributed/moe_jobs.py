@@ -69,8 +69,10 @@ def _watcher(routing: Routing) -> Any:
 
 
 def _routers(model: Sequence[Any]) -> dict[int, Any]:
+    from megatron_async.models.naming import layer_number
+
     return {
-        module.layer_number: module
+        layer_number(module): module
         for chunk in model
         for module in chunk.modules()
         if getattr(module, "expert_bias", None) is not None

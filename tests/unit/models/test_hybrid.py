@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Patterns of a HybridModel: what is refused, with its position, and how stages are cut."""
+"""Patterns of a HybridModel: what is refused, with its position, how stages are cut, and the pattern of a GPT."""
 
 import pytest
 
 from megatron_async.config import arguments
+from megatron_async.models import hybrid as hybrid_models
 
 BASE = (
     "--device cpu --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 "
@@ -53,3 +54,50 @@ def test_stages_are_cut_evenly_unless_they_are_given(parse):
     args = parse("M-*|E", *EXPERTS, *PP2, "--pipeline-schedule", "2bw", ranks=2)
     assert (args.hybrid_layer_pattern, args.num_layers) == ("M-*|E", 4)
     assert parse("M-*-").hybrid_layer_pattern == "M-*-"
+
+
+GPT = [*BASE, "--num-layers", "4"]
+
+
+@pytest.fixture
+def parse_gpt(monkeypatch):
+    def parse(words: str, ranks: int = 1):
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        return arguments.parse([*GPT, *words.split()])
+
+    return parse
+
+
+@pytest.mark.parametrize("flag", hybrid_models.BEYOND_HYBRID)
+def test_what_hybrid_model_lacks_is_built_as_gpt(parse_gpt, flag):
+    values = {"no_rope_freq": " 2", "window_attn_skip_freq": " 2 --window-size 4,0"}
+    words = f"--{flag.replace('_', '-')}{values.get(flag, '')} --position-embedding-type rope"
+    assert parse_gpt("").model_class == "hybrid"
+    assert parse_gpt(words).model_class == "gpt"
+    with pytest.raises(arguments.ArgumentProblems, match=f"--{flag.replace('_', '-')}: only GPTModel has it"):
+        parse_gpt(f"{words} --model-class hybrid")
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "pattern"),
+    [
+        ("", 1, "*-*-*-*-"),
+        ("--num-experts 4 --moe-ffn-hidden-size 16 --moe-layer-freq [0,1,0,1]", 1, "*-*E*-*E"),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3", 2, "*-*-*-|*-"),
+        ("--pipeline-model-parallel-size 2 --account-for-loss-in-pipeline-split --num-layers 3", 2, "*-*-|*-"),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E|t*4L", 2, "|*-*-*-*-"),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", 2, "*-|*-|*-|*-"),
+        (
+            "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-num-key-heads 2 "
+            "--linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8",
+            1,
+            "G-*-G-*-",
+        ),
+    ],
+)
+def test_the_pattern_of_a_gpt_has_its_layers_on_their_stages(parse_gpt, words, ranks, pattern):
+    args = parse_gpt(words, ranks)
+    args.vocab_size = 64
+    config = hybrid_models.model_config(args)
+    assert (config.hybrid_layer_pattern, config.transformer.num_layers) == (pattern, 2 * args.num_layers)
+    assert args.hybrid_layer_pattern is None, "the arguments stay those of a GPT"

@@ -82,11 +82,10 @@ def test_a_pattern_is_cut_and_stages_that_are_given_are_kept(parsed):
     assert halves.hybrid_layer_pattern.count("|") == 3 and halves.virtual_pipeline_model_parallel_size == 2
 
 
-def test_a_gpt_as_hybrid_model_may_be_cut_within_its_layers(parsed):
+def test_the_pattern_of_a_gpt_may_be_cut_within_its_layers(parsed):
     """Attention and block are layers of their own: the row is finer, the costs are the same."""
-    one, two = (
-        parsed(f"{TINY} --pipeline-schedule 2bw --model-class {name}", device="cpu") for name in ("gpt", "hybrid")
-    )
+    models = (TINY, f"{TINY} --hybrid-layer-pattern {'*-' * 8}")
+    one, two = (parsed(f"{model} --pipeline-schedule 2bw", device="cpu") for model in models)
     assert two.hybrid_layer_pattern == "*-*-*-*-|*-*-*-*-"
     by_gpt, by_hybrid = (CostModel(args, H100).blocks(blocks(args)) for args in (one, two))
     layers = [(own.total, own.launches) for own in by_gpt[1:-1]]
@@ -94,7 +93,7 @@ def test_a_gpt_as_hybrid_model_may_be_cut_within_its_layers(parsed):
     for (first, second), (seconds, launches) in zip(halves, layers, strict=True):
         assert first.total + second.total == pytest.approx(seconds)
         assert first.launches + second.launches == pytest.approx(launches)
-    cut_one, cut_two = (parsed(f"{TINY} --pipeline-schedule 2bw --model-class {name}") for name in ("gpt", "hybrid"))
+    cut_one, cut_two = (parsed(f"{model} --pipeline-schedule 2bw") for model in models)
     assert plan(cut_two).time.imbalance <= plan(cut_one).time.imbalance
     assert cut_two.hybrid_layer_pattern == "*-*-*-*-*-*|-*-*-"
 

@@ -59,10 +59,10 @@ STAGES = {
         "2bw-eager",
         "--model moe-10b-hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8",
     ),
-    "10B as HybridModel, last of 8": (
+    "10B, balanced, last of 8": (
         60,
         "2bw",
-        "--model moe-10b-hybrid --model-class hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8 "
+        "--model moe-10b-hybrid --pipeline-model-parallel-size 8 --expert-model-parallel-size 8 "
         "--use-distributed-optimizer --optimizer adam --pipeline-balance auto",
     ),
     "Mamba, first of 4": (0, "2bw", NEMOTRON),
