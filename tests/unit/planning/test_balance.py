@@ -152,7 +152,7 @@ def _least(times: list[float], parts: int) -> float:
 
 
 def test_costs_agree_with_megatrons_count(parsed):
-    """Of the FLOPs of a batch of one sequence, forward and backward. Megatron leaves the router and convolutions out."""
+    """Of the FLOPs of a batch of one sequence, forward and backward. Megatron leaves routers and convolutions out."""
     mamba = "nemotron-h-mini --hidden-size 1024 --ffn-hidden-size 4096"
     for model in ("smollm2-135m", "moe-2b", "moe-10b-hybrid", mamba):
         args = parsed(f"--model {model} --bf16 --micro-batch-size 1", 1)
