@@ -109,6 +109,13 @@ class Hyperparameters:
         if problems:
             raise ValueError(f"{type(self).__name__.removesuffix('Hyperparameters')}: " + "; ".join(problems))
 
+    precision = "fp32"
+    """Of the products of matrices in a step."""
+
+    def flops(self, rows: int, columns: int) -> float:
+        """Of the products of matrices in a step on one (rows, columns) matrix; 0 for steps on elements."""
+        return 0.0
+
     @classmethod
     def rule(cls, name: str) -> Rule:
         """The allowed values of a field."""

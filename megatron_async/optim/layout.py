@@ -51,6 +51,13 @@ class Layout:
         """Number of shards of each matrix."""
         return 1 if self.shards is None else self.shards.size()
 
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each whole matrix in a weight that has this shape on this rank."""
+        *_, rows, columns = shape
+        parts = [part * (rows // sum(self.rows)) for part in self.rows] or [rows]
+        by_rows, by_columns = (self.ranks, 1) if self.dim == 0 else (1, self.ranks)
+        return tuple((part * by_rows, columns * by_columns) for part in parts)
+
     def matrices(self, x: Tensor) -> tuple[Tensor, ...]:
         """Views of each fused matrix in a batch (batch, rows, columns) that has the weight's rows.
 

@@ -3,6 +3,7 @@
 
 import argparse
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -13,12 +14,12 @@ from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.models import hybrid
 from megatron_async.planning import devices, memory
 from megatron_async.planning.activations import ActivationModel
-from megatron_async.planning.costs import BlockTime, CostModel, Exchange
+from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, Chunk, Stage, blocks, on_stages
 from megatron_async.planning.resolve import pad_vocabulary
 from megatron_async.planning.split import Ends, cut, cut_pairs, option
-from megatron_async.planning.timing import batch_time, period, stage_costs, table
+from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, stage_costs, table
 from megatron_async.schedules import SimulationResult, StageCosts, simulate
 from megatron_async.schedules.arguments import schedule_of
 
@@ -148,7 +149,8 @@ def settle(args: argparse.Namespace, device: Device, model: Sequence[Block], tim
         chosen = choose(known, model, times, None)
     _put(args, chosen.ends)
     args._resolved = arguments_as_json(args)
-    args._balance = [*report(known, chosen.ends, times, CostModel(known, device).exchange(model)), *notes]
+    costs = CostModel(known, device)
+    args._balance = [*report(known, chosen.ends, times, costs.exchange(costs.work(model))), *notes]
 
 
 def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exchange: Exchange) -> list[str]:
@@ -273,32 +275,30 @@ def occupancy(schedule: str, stages: int, microbatches: int) -> SimulationResult
 
 
 class StageMemory:
-    """Bytes of a part of the row of blocks on a rank of a stage."""
+    """Bytes of parts of the row of blocks on a rank of a stage."""
 
     def __init__(self, args: argparse.Namespace, model: Sequence[Block]) -> None:
         self._args, self._model = args, on_stages(args, model)
         microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
-        self._simulated = occupancy(args.pipeline_schedule, args.pipeline_model_parallel_size, max(1, microbatches))
+        stages = args.pipeline_model_parallel_size
+        self._simulated = occupancy(args.pipeline_schedule, stages, max(1, microbatches))
+        self._delays = [memory.chunk_delays(args, stage) for stage in range(stages)]
         self._activations = ActivationModel.of(args, model)
         self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
-        kept = (self._activations.in_flight(chunk) for chunk in self._chunks)
-        self._kept = list(accumulate(kept, initial=0))
-        last = len(model) - 1
-        self._working = [self._activations.working(chunk, i == last) for i, chunk in enumerate(self._chunks)]
+        self._kept = list(accumulate(map(self._activations.in_flight, self._chunks), initial=0))
+        self._recomputed = [self._activations.working(chunk, False) for chunk in self._chunks]
+        self._logits = self._activations.working(Chunk((), ()), True)
         self._fixed: dict[tuple[int, int], list[float]] = {}
 
     def part(self, stage: int, start: int, end: int) -> float:
         """Bytes of blocks [start, end) as the only chunk of a stage; sharded states are spread evenly."""
-        key = self._simulated.weight_versions[stage][0], memory.chunk_delays(self._args, stage)[0]
-        if key not in self._fixed:
-            sizes = (sum(memory.fixed(self._args, own.parameters, *key).values()) for own in self._chunks)
-            self._fixed[key] = list(accumulate(sizes, initial=0.0))
-        fixed, live = self._fixed[key], self._simulated.live_activations[stage]
-        return fixed[end] - fixed[start] + live * (self._kept[end] - self._kept[start]) + max(self._working[start:end])
+        return self._bytes(stage, ((start, end),))
 
     def largest(self, ends: Ends) -> int:
         """Bytes of the fullest rank of a split."""
         stages, rows = self._args.pipeline_model_parallel_size, list(zip((0, *ends), ends, strict=False))
+        if not self._args.use_layer_wise_distributed_optimizer:
+            return math.ceil(max(self._bytes(stage, rows[stage::stages]) for stage in range(stages)))
 
         def held(stage: int) -> int:
             chunks = tuple(self._chunk(*row) for row in rows[stage::stages])
@@ -311,6 +311,30 @@ class StageMemory:
         """Bytes of the fullest stage in the split that needs the least."""
         ends = cut(len(self._model), self._args.pipeline_model_parallel_size, self.part)
         return 0 if ends is None else self.largest(ends)
+
+    def _bytes(self, stage: int, rows: Sequence[tuple[int, int]]) -> float:
+        """As `memory.stage_bytes`, from sums over blocks."""
+        fixed = 0.0
+        for (start, end), *key in zip(rows, self._simulated.weight_versions[stage], self._delays[stage], strict=True):
+            sums = self._fixed_sums(key[0], key[1])
+            fixed += sums[end] - sums[start]
+        kept = [self._kept[end] - self._kept[start] for start, end in rows]
+        logits = (self._logits if end == len(self._model) else 0 for _, end in rows)
+        working = [max(self._recomputed[slice(*row)]) + own for row, own in zip(rows, logits, strict=True)]
+        return fixed + memory.live_bytes(self._simulated.live_activations[stage], kept, working)
+
+    def _fixed_sums(self, versions: int, delay: int) -> list[float]:
+        """Sums of the bytes of the first blocks without activations; layers of one kind are counted once."""
+        if (versions, delay) not in self._fixed:
+            known: dict[Any, float] = {}
+            sizes = []
+            for own in self._chunks:
+                alike = tuple((one.role, one.shape, one.number, one.kind) for one in own.parameters)
+                if alike not in known:
+                    known[alike] = sum(memory.fixed(self._args, own.parameters, versions, delay).values())
+                sizes.append(known[alike])
+            self._fixed[versions, delay] = list(accumulate(sizes, initial=0.0))
+        return self._fixed[versions, delay]
 
     def _chunk(self, start: int, end: int) -> Chunk:
         layers = tuple(number - 1 for number in range(start, end) if 0 < number < len(self._model) - 1)

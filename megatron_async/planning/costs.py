@@ -4,13 +4,15 @@ bytes and launches."""
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from megatron_async.models import hybrid
+from megatron_async.optim import options
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, Parameter, on_stages
-from megatron_async.planning.resolve import keeps_scores
+from megatron_async.planning.resolve import keeps_scores, step_values
+from megatron_async.planning.timing import BlockTime, Exchange
 
 LAUNCHES = {
     "attention": 15,
@@ -33,30 +35,16 @@ _FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTime:
-    """Seconds of one micro-batch on the device, and of the host's launches.
+class Work:
+    """What a rank would step on if it held a whole model, apart from or of its experts.
 
     Attributes:
-        forward, backward: on the device, with collectives of tensor and expert parallelism; the backward recomputes.
-        launches: of the host, forward and backward together.
+        numbers: of parameters.
+        seconds: of matrix products and of gathers over tensor-parallel ranks.
     """
 
-    forward: float
-    backward: float
-    launches: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Seconds beside the compute: an activation between two stages, and the reductions and steps of a batch."""
-
-    transfer: float
-    reduction: float
-    update: float
+    numbers: int
+    seconds: float
 
 
 class CostModel:
@@ -94,8 +82,33 @@ class CostModel:
             found.append(BlockTime(forward, backward, (4 if again else 3) * launches * self._device.launch_seconds))
         return found
 
-    def exchange(self, model: Sequence[Block]) -> Exchange:
-        """What stages exchange; gradients and states are spread over the stages evenly."""
+    def work(self, model: Sequence[Block]) -> tuple[Work, Work]:
+        """Work of a step, without experts and of experts."""
+        parameters = [own for block in on_stages(self._args, model) for own in block.parameters]
+        seconds = self._products()
+        dense, experts = ([own for own in parameters if own.is_expert == which] for which in (False, True))
+        return (
+            Work(sum(own.local for own in dense), sum(map(seconds, dense))),
+            Work(sum(own.local for own in experts), sum(map(seconds, experts))),
+        )
+
+    def _products(self) -> Callable[[Parameter], float]:
+        """Seconds of the products and gathers of a parameter's step, which elementwise steps do not have."""
+        args, device, optimizers = self._args, self._device, options.assignment(self._args)
+        values = {name: step_values(args, name) for name in optimizers.used()}
+
+        def seconds(own: Parameter) -> float:
+            chosen = values[optimizers[own.role]]
+            flops = sum(chosen.flops(*shape) for shape in own.matrices)
+            if not flops:
+                return 0.0
+            gathered = _FP32 * math.prod(own.shape) * (own.cut - 1) / device.bandwidth(own.cut)
+            return own.number * (flops / device.speed(chosen.precision) + gathered)
+
+        return seconds
+
+    def exchange(self, work: Iterable[Work]) -> Exchange:
+        """What stages exchange; gradients, states and steps are spread over the stages evenly."""
         args, device = self._args, self._device
         stages = args.pipeline_model_parallel_size
         shard = args.tensor_model_parallel_size if args.sequence_parallel else 1
@@ -105,14 +118,12 @@ class CostModel:
         experts = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1)
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
         reduction = update = 0.0
-        parameters = [own for block in on_stages(args, model) for own in block.parameters]
-        for is_expert in (False, True):
-            local = sum(own.local for own in parameters if own.is_expert == is_expert) / stages
-            ranks = max(1, span // experts) if is_expert else replicas
-            size = local * (_FP32 + (self._width if sharded else _FP32))
+        for own, ranks in zip(work, (replicas, max(1, span // experts)), strict=True):
+            size = own.numbers / stages * (_FP32 + (self._width if sharded else _FP32))
             reduction += size * (ranks - 1) / ranks / device.bandwidth(span)
             # Gradient, weight and about two buffers are read, all but the gradient written.
-            update += 7 * _FP32 * local / (ranks if sharded else 1) / device.memory_bandwidth
+            seconds = 7 * _FP32 * own.numbers / device.memory_bandwidth + own.seconds
+            update += seconds / stages / (ranks if sharded else 1)
         transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
         return Exchange(transfer, reduction, update)
 

@@ -9,10 +9,10 @@ from megatron_async.mcore.model import layers_by_chunk
 from megatron_async.mcore.training import num_floating_point_operations
 from megatron_async.planning import devices, memory
 from megatron_async.planning.activations import ActivationModel
-from megatron_async.planning.costs import BlockTime, CostModel
+from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
-from megatron_async.planning.timing import BatchTime, batch_time, stage_costs, table
+from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, stage_costs, table
 from megatron_async.schedules import Schedule, SimulationResult, simulate
 
 
@@ -79,7 +79,7 @@ def plan(args: argparse.Namespace, device: Device | None = None, times: Sequence
         simulated=simulated,
         bytes_by_kind=[memory.stage_bytes(args, parts[i], i, simulated, activations) for i in range(len(parts))],
         compute=[own.forward + own.backward for own in by_stage],
-        time=batch_time(args.pipeline_schedule, on_chunks, microbatches, costs.exchange(model)),
+        time=batch_time(args.pipeline_schedule, on_chunks, microbatches, costs.exchange(costs.work(model))),
         assumptions=_assumptions(args, device),
     )
 

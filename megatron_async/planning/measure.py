@@ -24,9 +24,10 @@ from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.models import gpt, hybrid
 from megatron_async.planning import balance, devices
-from megatron_async.planning.costs import BlockTime, CostModel
+from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.timing import BlockTime
 
 SECONDS = 3.0
 _LEAST_ROUNDS = 5

@@ -39,11 +39,17 @@ def stage_bytes(
     if args.use_layer_wise_distributed_optimizer:
         held |= _largest_owner(args, stage, delays)
     last = index == args.pipeline_model_parallel_size - 1
-    kept = max(activations.in_flight(chunk) for chunk in stage.chunks) * len(stage.chunks)
-    held["activations"] = math.ceil(simulated.live_activations[index] * kept) + max(
-        activations.working(chunk, last and chunk is stage.chunks[-1]) for chunk in stage.chunks
+    held["activations"] = live_bytes(
+        simulated.live_activations[index],
+        [activations.in_flight(chunk) for chunk in stage.chunks],
+        [activations.working(chunk, last and chunk is stage.chunks[-1]) for chunk in stage.chunks],
     )
     return {kind: math.ceil(size) for kind, size in held.items()}
+
+
+def live_bytes(live: float, kept: Sequence[int], working: Sequence[int]) -> float:
+    """Bytes of activations from those of each chunk, in units of all chunks of a rank; see `ActivationModel`."""
+    return live * max(kept) * len(kept) + max(working)
 
 
 def chunk_delays(args: argparse.Namespace, stage: int) -> tuple[int, ...]:

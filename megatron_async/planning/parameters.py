@@ -11,15 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_model_config
 
 from megatron_async.mcore.model import build_model, layers_by_chunk, on_meta_device
-from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place
+from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place, tensor_shards
 from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
-from megatron_async.optim.param_groups import KINDS, classify
+from megatron_async.optim.layout import Layout
+from megatron_async.optim.param_groups import KINDS, MATRIX_ROLES, classify, layouts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
@@ -36,6 +39,8 @@ class Parameter:
         copies: ranks that hold other parts of it or, for an expert, other experts.
         duplicate: whether it is the second copy of a tied embedding.
         number: parameters of this shape on this rank: its experts of a layer.
+        matrices: shapes of the whole matrices that a matrix optimizer would step on.
+        cut: ranks over which each of them is cut, and gathered for the step.
     """
 
     name: str
@@ -45,6 +50,8 @@ class Parameter:
     copies: int
     duplicate: bool = False
     number: int = 1
+    matrices: tuple[tuple[int, int], ...] = ()
+    cut: int = 1
 
     @property
     def local(self) -> int:
@@ -128,6 +135,7 @@ def blocks(args: argparse.Namespace) -> list[Block]:
         config.transformer.gradient_accumulation_fusion = False  # needs Apex, and no gradient is computed
         config.transformer.perform_initialization = False
         model = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None)
+        whole = _layouts(args, model)
         found: list[list[Parameter]] = [[] for _ in range(args.num_layers + 2)]
         for name, param in global_names(model):
             match = _LAYER.match(name)
@@ -135,8 +143,19 @@ def blocks(args: argparse.Namespace) -> list[Block]:
             copies = tensor_parallel_place(param)[0] if getattr(param, "tensor_model_parallel", False) else 1
             role, kind = classify(name, param)
             copies *= experts if kind == "experts" else 1
-            found[place].append(Parameter(name, role, kind, tuple(param.shape), copies))
+            shape, layout = tuple(param.shape), whole.get(param)
+            matrices = () if layout is None else layout.shapes(shape)
+            cut = 1 if layout is None else layout.ranks
+            found[place].append(Parameter(name, role, kind, shape, copies, matrices=matrices, cut=cut))
     return distributed([Block(tuple(parameters)) for parameters in found], experts, args.expert_model_parallel_size)
+
+
+def _layouts(args: argparse.Namespace, model: torch.nn.Module) -> dict[torch.nn.Parameter, Layout]:
+    """The matrices in each parameter for a matrix optimizer of this run."""
+    gather = args.muon_tp_mode == "duplicated"
+    split = {"split_fused": args.muon_split_qkv, "split_gate_up": args.muon_split_gate_up}
+    found = layouts(model, get_model_config(model), tensor_shards, MATRIX_ROLES, **split, gather=gather)
+    return {param: layout for _, param, layout in found}
 
 
 def distributed(model: Sequence[Block], experts: int, ranks: int) -> list[Block]:

@@ -5,6 +5,8 @@ import argparse
 import math
 import os
 
+from megatron_async.optim import options, registry
+from megatron_async.optim.hyperparameters import Hyperparameters
 from megatron_async.schedules.arguments import schedule_of
 
 
@@ -52,3 +54,14 @@ def keeps_scores(args: argparse.Namespace) -> bool:
     A plan for a GPU that is made on a machine without one assumes the GPU's attention.
     """
     return args.transformer_impl == "local" and (args.device == "cuda" or args.plan_device == "cpu")
+
+
+def step_values(args: argparse.Namespace, optimizer: str) -> Hyperparameters:
+    """Hyper-parameters of an optimizer on the planned device, except the learning rate.
+
+    A plan for a GPU that is made on a machine without one leaves the CPU's default precision of products out.
+    """
+    values = options.hyperparameters(args, optimizer) | {"lr": 0.0}
+    if args.device == "cpu" and args.plan_device != "cpu" and values.get("fp32_matmul_prec") == "highest":
+        del values["fp32_matmul_prec"]
+    return registry.find(optimizer).hyperparameters(**values)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from megatron_async.models import hybrid
 from megatron_async.planning.balance import Choice, NoSplit, choose, split_option, variant
-from megatron_async.planning.costs import BlockTime, CostModel, Exchange
+from megatron_async.planning.costs import CostModel, Work
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
 from megatron_async.planning.resolve import pad_vocabulary
-from megatron_async.planning.timing import BatchTime, batch_time
+from megatron_async.planning.timing import BatchTime, BlockTime, Exchange, batch_time
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
 
 RECOMPUTE = ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1").split()
-SIMULATED = 8
+SIMULATED = 6
 """Layouts of each schedule that are simulated, after all were ordered by a formula."""
 
 
@@ -74,6 +74,7 @@ class Search:
         self._base, self._device = base, device
         self._micro_batches, self._recompute = micro_batches, recompute
         self._models: dict[tuple[int, int], list[Block]] = {}
+        self._work: dict[tuple[int, int, bool], tuple[Work, Work]] = {}
         self._times: dict[tuple[int, int, int, bool], list[BlockTime]] = {}
         self.nearest: tuple[int, Layout] | None = None
 
@@ -160,7 +161,10 @@ class Search:
         key = layout.tensor, layout.expert, layout.micro_batch, layout.recompute
         if key not in self._times:
             self._times[key] = costs.blocks(model)
-        return self._times[key], costs.exchange(model)
+        held = layout.tensor, layout.expert, layout.pipeline > 1  # whose last stage has a copy of a tied embedding
+        if held not in self._work:
+            self._work[held] = costs.work(model)
+        return self._times[key], costs.exchange(self._work[held])
 
     def _bound(self, layout: Layout) -> float:
         """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""

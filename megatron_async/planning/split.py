@@ -18,7 +18,8 @@ Ends = tuple[int, ...]
 """End of each part."""
 
 _NEARLY = 1 + 1e-9
-_MIDDLES = 8
+_MIDDLES, _KEPT = 8, 4
+"""Places of the middle, and ends of a rank's second part, that are followed up."""
 
 
 def cut(blocks: int, parts: int, cost: Cost, fits: Fits = lambda part, start, end: True) -> Ends | None:
@@ -110,8 +111,9 @@ def _pairs(sums: Sequence[float], stages: int, middle: int, limit: float) -> End
                     break
                 for other in others:
                     far = min(bisect_right(sums, sums[other] + rest) - 1, blocks - left)
-                    now.setdefault(end, set()).update(range(other + 1, far + 1))
-        reached.append(now)
+                    now.setdefault(end, set()).update(range(max(other, far - _KEPT) + 1, far + 1))
+        # The furthest ends leave the least to the other ranks.
+        reached.append({end: set(sorted(others)[-_KEPT:]) for end, others in now.items()})
     if blocks not in reached[-1].get(middle, ()):
         return None
     ends, row = (middle, blocks), [(middle, blocks)]

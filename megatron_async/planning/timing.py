@@ -5,12 +5,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megatron_async.planning.costs import BlockTime, Exchange
 from megatron_async.schedules import SCHEDULES, Schedule, SimulationResult, StageCosts, make_schedule, simulate
 
 CAUSES = ("imbalance", "schedule", "transfers", "host", "update")
 BATCHES = 5
 """Enough for a steady state between filling and draining the pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTime:
+    """Seconds of one micro-batch on the device, and of the host's launches.
+
+    Attributes:
+        forward, backward: on the device, with collectives of tensor and expert parallelism; the backward recomputes.
+        launches: of the host, forward and backward together.
+    """
+
+    forward: float
+    backward: float
+    launches: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Seconds beside the compute: an activation between two stages, and the reductions and steps of a batch."""
+
+    transfer: float
+    reduction: float
+    update: float
 
 
 @dataclass(frozen=True, slots=True)

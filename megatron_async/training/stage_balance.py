@@ -13,8 +13,9 @@ from megatron.core import mpu
 from megatron_async.mcore.model import layers_by_chunk
 from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
-from megatron_async.planning.costs import BlockTime, CostModel
+from megatron_async.planning.costs import CostModel
 from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.timing import BlockTime
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 

@@ -158,7 +158,15 @@ def _because(reason: str, *rows: tuple[str, str, Callable[[Any], Any]]) -> tuple
     return tuple(Patch(target, reason, answers, replace, ("cpu",)) for target, answers, replace in rows)
 
 
+def _does_not_compile(original: Any) -> Callable[..., Any]:
+    return lambda model=None, **kwargs: model if model is not None else lambda function: function
+
+
 PATCHES: tuple[Patch, ...] = (
+    *_because(
+        "TORCHDYNAMO_DISABLE leaves functions as they are, but decorating one imports the whole compiler",
+        ("torch:compile", "core/jit.py: jit_fuser = torch.compile", _does_not_compile),
+    ),
     *_because(
         "tensors and modules are made on CUDA devices, or moved there",
         *((f"torch:{name}", f"{file}: torch.{name}(", _on_cpu) for name, file in _FACTORIES.items()),

@@ -55,6 +55,15 @@ class NewtonSchulzHyperparameters(Hyperparameters):
         Precision, "medium", "precision of the products in Newton-Schulz; medium is bf16", f"bf16 products, {JORDAN}"
     )
 
+    @property
+    def precision(self) -> str:  # type: ignore[override]
+        return {"highest": "fp32", "high": "tf32", "medium": "bf16"}[self.fp32_matmul_prec]
+
+    def flops(self, rows: int, columns: int) -> float:
+        """Of Newton-Schulz: with m the smaller side, a step multiplies (m, n) (n, m), (m, m) (m, m), (m, m) (m, n)."""
+        short, long = sorted((rows, columns))
+        return self.num_ns_steps * (4.0 * short**2 * long + 2.0 * short**3)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledHyperparameters(NewtonSchulzHyperparameters):

@@ -13,11 +13,11 @@ platform.activate("cpu")
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.mcore.training import num_floating_point_operations  # noqa: E402
 from megatron_async.planning import balance, devices  # noqa: E402
-from megatron_async.planning.costs import BlockTime, CostModel  # noqa: E402
+from megatron_async.planning.costs import CostModel  # noqa: E402
 from megatron_async.planning.estimate import plan  # noqa: E402
 from megatron_async.planning.parameters import blocks  # noqa: E402
 from megatron_async.planning.split import cut  # noqa: E402
-from megatron_async.planning.timing import CAUSES, period, stage_costs, table  # noqa: E402
+from megatron_async.planning.timing import CAUSES, BlockTime, period, stage_costs, table  # noqa: E402
 from megatron_async.schedules import simulate  # noqa: E402
 
 H100 = devices.find("h100")
