@@ -24,7 +24,9 @@ _MODEL = (
     "untie_embeddings_and_output_weights vocab_size make_vocab_size_divisible_by num_experts moe_ffn_hidden_size "
     "moe_router_topk moe_shared_expert_intermediate_size norm_epsilon rotary_base rotary_percent rotary_interleaved "
     "rotary_seq_len_interpolation_factor squared_relu window_size softmax_type moe_router_score_function "
-    "moe_router_pre_softmax moe_router_topk_scaling_factor"
+    "moe_router_pre_softmax moe_router_topk_scaling_factor "
+    "multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type "
+    "rotary_scaling_factor mscale mscale_all_dim"
 ).split()
 _OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
 _DATA = (

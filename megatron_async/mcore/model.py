@@ -27,6 +27,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
+from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -38,7 +39,21 @@ from megatron_async.mcore.training import gpt_config_from_args
 
 def softmax_attentions(chunks: Sequence[torch.nn.Module]) -> list[Any]:
     """The self-attention modules with queries and keys of model chunks, in order of their layers."""
-    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, SelfAttention)]
+    kinds = (SelfAttention, MultiLatentAttention)
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, kinds)]
+
+
+def replaced_weights(chunk: torch.nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of this rank's weights that Megatron draws and then throws away while it builds a model chunk.
+
+    Multi-latent attention builds its output projection twice (core/transformer/attention.py, then
+    core/transformer/multi_latent_attention.py), the first time for heads of `kv_channels`.
+    """
+    attentions = [module for module in chunk.modules() if isinstance(module, MultiLatentAttention)]
+    return [
+        (module.config.hidden_size, module.num_attention_heads_per_partition * module.config.kv_channels)
+        for module in attentions
+    ]
 
 
 def watch_logits(attention: Any, record: Callable[[torch.Tensor], None]) -> None:

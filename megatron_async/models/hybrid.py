@@ -31,7 +31,7 @@ LETTERS = {
 BEYOND_HYBRID = (
     *("use_rope_scaling", "rotary_interleaved"),
     *("no_rope_freq", "window_attn_skip_freq", "apply_query_key_layer_scaling"),
-    "use_mup",
+    *("multi_latent_attention", "use_mup"),
 )
 """Arguments of a GPT that HybridModel does not read, that go by the number of a layer, or, the last, that Megatron
 calls experimental there."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from megatron_async.mcore.model import replaced_weights
 from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.models.naming import global_names
 from megatron_async.models.vocabulary import true_rows
@@ -56,7 +57,9 @@ class LayoutIndependentInit:
                 if draw is not None:
                     assert "norm" not in name, f"{name} is a norm, but was recorded as drawn at random"
                     _fill(param, draw, self._seed_of(name), partial(true_rows, name, vocabulary=self._vocabulary))
-        assert not draws, f"initialized weights that the model does not hold, of shapes {[shape for _, shape in draws]}"
+        left = sorted(shape for _, shape in draws)
+        expected = sorted(shape for chunk in chunks for shape in replaced_weights(chunk))
+        assert left == expected, f"initialized weights that the model does not hold: shapes {left}, expected {expected}"
         self._noted.clear()
         return chunks
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import decoder_layers_of, objection_of
 from megatron_async.models import gpt as language_model
-from megatron_async.models import hybrid
+from megatron_async.models import hybrid, latent_attention
 from megatron_async.platform.packages import APEX, FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
 
 _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
@@ -19,6 +19,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _empty_stages(args)
     yield from _sequences(args)
     yield from hybrid.problems(args)
+    yield from latent_attention.problems(args)
     yield from _norms(args)
     activations = [f"--{name.replace('_', '-')}" for name in _ACTIVATIONS if getattr(args, name)]
     if len(activations) > 1:

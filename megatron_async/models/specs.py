@@ -23,6 +23,7 @@ from megatron_async.mcore.model import (
     moe_layer_pattern,
 )
 from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
+from megatron_async.models import latent_attention
 from megatron_async.models.gated_delta_net import GatedDeltaNet
 from megatron_async.models.norms import HeadNorm, RMSNorm, rms_norm
 
@@ -70,12 +71,7 @@ def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
 
 
 def _is_special(transformer: Any) -> bool:
-    return bool(
-        transformer.multi_latent_attention
-        or transformer.use_kitchen
-        or transformer.heterogeneous_block_specs
-        or transformer.mtp_num_layers
-    )
+    return bool(transformer.use_kitchen or transformer.heterogeneous_block_specs or transformer.mtp_num_layers)
 
 
 def backend_of(transformer: Any) -> Any:
@@ -94,10 +90,14 @@ def layer_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubm
         moe_grouped_gemm=transformer.moe_grouped_gemm,
         qk_layernorm=transformer.qk_layernorm,
         qk_l2_norm=transformer.qk_l2_norm,
+        multi_latent_attention=transformer.multi_latent_attention,
     )
+    if transformer.multi_latent_attention:
+        latent_attention.use_local(layer, transformer)
     if transformer.normalization == "RMSNorm":
         layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-        if transformer.qk_layernorm and not transformer.qk_l2_norm:
+        plain = not transformer.multi_latent_attention and not transformer.qk_l2_norm
+        if transformer.qk_layernorm and plain:
             attention = layer.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     # The map gives checkpoints the names of the fused GPU modules, so that local and GPU runs read each other's.

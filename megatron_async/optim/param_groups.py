@@ -43,6 +43,7 @@ _PARAMETERS = (
     (r"\.shared_experts\..*\.weight\d*$", "matrix", "shared_expert"),
     (r"\.experts\.", "expert", "experts"),
     (r"\.linear_qkv\.weight$", "qkv", "attention"),
+    (r"\.linear_kv_up_proj\.weight$", "qkv", "attention"),
     (r"\.mixer\.in_proj\.weight$", "mamba-in", "mamba"),
     (r"\.mixer\.out_proj\.weight$", "mamba-out", "mamba"),
     (r"\.in_proj\.weight$", "delta-in", "linear_attention"),
@@ -137,10 +138,12 @@ def fused_rows(role: str, module: torch.nn.Module, config: Any) -> tuple[int, ..
     """Rows of the matrices that a weight of attention fuses on this rank, in one repetition; empty where it fuses none.
 
     - "qkv": Megatron interleaves by key/value group: the queries of a group, its output gates if there are any, its
-      key, its value.
+      key, its value. Multi-latent attention: the keys and values of a head, which share a latent.
     - "delta-in": query, key, value, gate, beta, alpha, once.
     - "mamba-in": z, x, B, C, dt, once.
     """
+    if role == "qkv" and getattr(config, "multi_latent_attention", False):
+        return config.qk_head_dim, config.v_head_dim
     if role == "qkv":
         return qkv_rows(config)
     if role in ("delta-in", "mamba-in"):

@@ -9,11 +9,14 @@ S is the largest logit of a head over a batch, tau the threshold and eta = min(1
 so that the head with the largest logit of a group shrinks by eta, and no other head by more than its keys and its own
 logits require. (Megatron's own clip scales all queries of a group by eta_g^alpha.) Biases are scaled with their weight.
 Values, output gates and the state of optimizers and corrections are not scaled.
+
+In multi-latent attention a head has keys of its own but for their rotary part, which all heads share and which stays:
+the rotary part of the head's queries is scaled by eta, the other part by eta^alpha.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,23 +72,61 @@ def row_factors(maxima: Tensor, groups: int, rows: Sequence[int], rule: ClipRule
     return torch.cat([of_heads, *gates, keys.unsqueeze(-1).expand(-1, -1, rows[-2]), values], dim=-1).flatten(1)
 
 
+def latent_row_factors(maxima: Tensor, sizes: tuple[int, int, int], rule: ClipRule) -> tuple[Tensor, Tensor]:
+    """One factor for each row of the up projections of multi-latent attention.
+
+    Args:
+        maxima: [layers, heads].
+        sizes: of a head: queries and keys without their rotary part, that part, values.
+        rule: the threshold and how a clip is shared.
+
+    Returns:
+        Of the queries, [layers, heads * (plain + rotary)]; of keys and values, [layers, heads * (plain + value)].
+    """
+    plain, rotary, value = sizes
+    queries, keys = head_factors(maxima.unsqueeze(-1), rule)
+    keys = keys.unsqueeze(-1)
+
+    def rows(*parts: tuple[Tensor, int]) -> Tensor:
+        return torch.cat([factors.expand(-1, -1, size) for factors, size in parts], dim=-1).flatten(1)
+
+    return rows((queries, plain), (queries * keys, rotary)), rows((keys, plain), (torch.ones_like(keys), value))
+
+
+def _row_factors(attention: Any, maxima: Tensor, rule: ClipRule) -> dict[str, Tensor]:
+    """Name of a projection that is clipped in every attention -> factors of its rows, [layers, rows]."""
+    config = attention.config
+    if not getattr(config, "multi_latent_attention", False):
+        groups = attention.num_query_groups_per_partition
+        return {"linear_qkv": row_factors(maxima, groups, qkv_rows(config), rule)}
+    sizes = config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim
+    queries, keys = latent_row_factors(maxima, sizes, rule)
+    name = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
+    return {name: queries, "linear_kv_up_proj": keys}
+
+
+_PROJECTIONS = ("linear_qkv", "linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     """A stepped tensor that holds a projection, or a flat range of its elements.
 
     Attributes:
+        projection: its name in an attention.
         layer: position among the softmax attentions.
         columns: of the weight; 1 for a bias.
         start: first element in the flattened projection; None where the tensor has the projection's own shape.
     """
 
+    projection: str
     layer: int
     columns: int
     start: int | None = None
 
-    def factors(self, rows: Tensor, tensor: Tensor) -> Tensor:
-        """Factors of all layers' rows -> those of the tensor's elements, in a shape that broadcasts to it."""
-        own = rows[self.layer]
+    def factors(self, rows: Mapping[str, Tensor], tensor: Tensor) -> Tensor:
+        """Factors of all projections' rows -> those of the tensor's elements, in a shape that broadcasts to it."""
+        own = rows[self.projection][self.layer]
         if self.start is None:
             return own.view(-1, *[1] * (tensor.ndim - 1))
         first, last = self.start // self.columns, (self.start + tensor.numel() - 1) // self.columns
@@ -104,19 +145,15 @@ class QkClip:
     """
 
     def __init__(self, chunks: Sequence[Any], optimizer: MegatronOptimizer, rule: ClipRule) -> None:
-        attentions = softmax_attentions(chunks)
-        self._rule = rule
-        self._targets = _targets(attentions, optimizer)
+        self._attentions, self._rule = softmax_attentions(chunks), rule
+        self._targets = _targets(self._attentions, optimizer)
         self._context: StepContext | None = None
-        self._factors: Tensor | None = None
-        if attentions:
-            self._groups = attentions[0].num_query_groups_per_partition
-            self._rows = qkv_rows(attentions[0].config)
+        self._factors: Mapping[str, Tensor] | None = None
 
     def __call__(self, piece: Piece, context: StepContext) -> None:
         """Part of a step, after the correction. Parameters without a gradient were skipped and stay."""
         if context is not self._context:
-            self._context, self._factors = context, self._row_factors(context.logits)
+            self._context, self._factors = context, self._of(context.logits)
         if self._factors is None:
             return
         for param in piece.params:
@@ -125,25 +162,27 @@ class QkClip:
             if target is not None and stepped:
                 param.detach().mul_(target.factors(self._factors, param))
 
-    def _row_factors(self, maxima: Tensor | None) -> Tensor | None:
+    def _of(self, maxima: Tensor | None) -> Mapping[str, Tensor] | None:
         if maxima is None or not maxima.numel():
             return None
-        return row_factors(maxima, self._groups, self._rows, self._rule)
+        return _row_factors(self._attentions[0], maxima, self._rule)
 
 
 def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[int, _Target]:
     """Targets by the id of the stepped tensor."""
-    projections = {
-        id(param): (param, layer, param.size(1) if param.ndim > 1 else 1)
+    targets = {
+        id(param): (param, _Target(name, layer, param.size(1) if param.ndim > 1 else 1))
         for layer, attention in enumerate(attentions)
-        for param in (attention.linear_qkv.weight, getattr(attention.linear_qkv, "bias", None))
+        for name in _PROJECTIONS
+        if (projection := getattr(attention, name, None)) is not None
+        for param in (projection.weight, getattr(projection, "bias", None))
         if param is not None
     }
-    whole = {id(master_of(param)): _Target(layer, columns) for param, layer, columns in projections.values()}
+    whole = {id(master_of(param)): target for param, target in targets.values()}
     parts = {
-        id(part): _Target(*projections[id(param)][1:], start)
+        id(part): replace(targets[id(param)][1], start=start)
         for part, param, start in flat_parts(optimizer)
-        if id(param) in projections
+        if id(param) in targets
     }
     return whole | parts
 

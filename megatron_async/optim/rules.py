@@ -137,7 +137,8 @@ def _clip(args: argparse.Namespace) -> Iterator[str]:
     if not args.qk_clip_threshold > 0:
         yield f"--qk-clip-threshold {args.qk_clip_threshold}: must be above 0."
     for name in ("qk_layernorm", "qk_l2_norm"):
-        if getattr(args, name):
+        # Multi-latent attention normalizes the latents, before the projections that are clipped.
+        if getattr(args, name) and not args.multi_latent_attention:
             yield (
                 f"--qk-clip with --{name.replace('_', '-')}: queries and keys are normalized, so that scaling their "
                 "weights does not change the logits, which the norm bounds already. Leave one of them out."

@@ -72,16 +72,30 @@ class ActivationModel:
         return self.tokens * self.args.hidden_size * self.width // parts
 
     def _attention(self) -> int:
-        args, parts = self.args, self.args.tensor_model_parallel_size
+        args = self.args
+        per_token = self._latent_projections() if args.multi_latent_attention else self._projections()
+        recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
+        if keeps_scores(args) and not recomputes_core:
+            per_token += 2 * args.seq_length * args.num_attention_heads  # scores and their softmax
+        return self.tokens * per_token * self.width // args.tensor_model_parallel_size
+
+    def _projections(self) -> int:
+        """Numbers for a token: queries, keys, values, the output of attention, and what norms and gates read."""
+        args = self.args
         heads, groups = args.num_attention_heads, args.num_query_groups or args.num_attention_heads
         query, key_value = heads * args.kv_channels, 2 * groups * args.kv_channels
         gate = 2 * query if args.attention_output_gate else 0  # the gate, and the output before it
         norms = query + key_value // 2 if args.qk_layernorm else 0
-        kept = self.tokens * (2 * query + key_value + gate + norms) * self.width
-        recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
-        if keeps_scores(args) and not recomputes_core:
-            kept += 2 * self.tokens * args.seq_length * heads * self.width  # scores and their softmax
-        return kept // parts
+        return 2 * query + key_value + gate + norms
+
+    def _latent_projections(self) -> int:
+        """The same with multi-latent attention, with the latents."""
+        args = self.args
+        latents, heads = (args.q_lora_rank or 0) + args.kv_lora_rank, args.num_attention_heads
+        if args.qk_layernorm:
+            latents *= 2
+        rotary = args.qk_pos_emb_head_dim
+        return latents + rotary + 2 * heads * (args.qk_head_dim + rotary + args.v_head_dim)
 
     def _linear_attention(self) -> int:
         args = self.args

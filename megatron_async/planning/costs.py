@@ -145,7 +145,10 @@ class CostModel:
         if not layer.has("attention"):
             return 0.0
         whole = 2 if keeps_scores(args) else 1  # flash attention leaves the masked half out
-        return 2 * whole * args.seq_length * args.num_attention_heads * args.kv_channels / parts
+        scored, summed = args.kv_channels, args.kv_channels
+        if args.multi_latent_attention:
+            scored, summed = args.qk_head_dim + args.qk_pos_emb_head_dim, args.v_head_dim
+        return whole * args.seq_length * args.num_attention_heads * (scored + summed) / parts
 
     def collectives(self, block: Block) -> float:
         """Seconds of the collectives of one pass through a block."""

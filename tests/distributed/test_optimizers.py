@@ -12,7 +12,7 @@ import pytest
 from benchmarks.processes import JobFailed, Pool
 from megatron_async.optim.registry import names
 from tests.distributed.jobs import Outcome
-from tests.distributed.matrix import difference
+from tests.distributed.matrix import MODELS, difference
 
 TOLERANCE = 2e-5
 PIPELINE = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw"
@@ -97,7 +97,8 @@ def test_layer_wise_distributed_optimizer(pool, reference, optimizer):
     assert difference(pipeline, reference(recipe), norms=True) <= TOLERANCE
 
 
-CLIP = "--qk-clip --qk-clip-threshold 0.06 --qk-clip-alpha 0.4 --group-query-attention --num-query-groups 2"
+CLIP = "--qk-clip --qk-clip-threshold 0.06 --qk-clip-alpha 0.4"
+GROUPS = "--group-query-attention --num-query-groups 2"
 WPIPE = "--pipeline-model-parallel-size 2 --pipeline-schedule wpipe"
 # Name: arguments of both runs, layout, ranks.
 CLIPPED = {
@@ -114,6 +115,7 @@ CLIPPED = {
         f"{PIPELINE} --use-distributed-optimizer",
         4,
     ),
+    "latent attention": (f"--optimizer muon {FEEDBACK} {MODELS['latent']} --clip-grad 1.0", PIPELINE, 2),
 }
 
 
@@ -121,7 +123,7 @@ CLIPPED = {
 def test_qk_clip_equals_the_oracle(pool, reference, name):
     """Queries of a group share their keys; a batch's maxima are those of all its micro-batches on all ranks."""
     arguments, layout, ranks = CLIPPED[name]
-    recipe = f"{arguments} {CLIP}"
+    recipe = f"{arguments} {CLIP} {'' if name == 'latent attention' else GROUPS}"
     if "wpipe" in layout:
         expected = train(pool, f"{recipe} --gradient-delay wpipe", 1)[0]
     else:

@@ -40,11 +40,6 @@ _OTHER_MODELS = (
         "sparse attention with an indexer is untested",
     ),
     refused(
-        "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim "
-        "rotary-scaling-factor mscale mscale-all-dim rope-type",
-        "multi-latent attention is untested: torch's local attention cannot run it",
-    ),
-    refused(
         "moe-latent-size fp32-residual-connection",
         "it needs Transformer Engine's layers, with which it was never compared",
     ),

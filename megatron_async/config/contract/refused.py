@@ -2,7 +2,7 @@
 """Options of Megatron's that are refused: another value than the default ends the command before anything starts."""
 
 from megatron_async.config.contract import elsewhere
-from megatron_async.config.contract.row import DELAYED, ON_CPU, Row, refused
+from megatron_async.config.contract.row import DELAYED, ON_CPU, WITHOUT_LATENTS, Row, refused
 
 _TRAINING_LOOP = (
     refused(
@@ -265,6 +265,13 @@ _BY_CONDITION = (
         "it needs a GPU",
         when=ON_CPU,
         rule="platform/cpu.py",
+    ),
+    refused(
+        "q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim rotary-scaling-factor mscale "
+        "mscale-all-dim",
+        "it would be ignored",
+        "Add --multi-latent-attention.",
+        WITHOUT_LATENTS,
     ),
 )
 

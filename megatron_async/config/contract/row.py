@@ -12,11 +12,13 @@ Status = Literal["as in Megatron", "refused", "inert here"]
 
 DELAYED = "with a gradient delay"
 ON_CPU = "on CPUs"
+WITHOUT_LATENTS = "without --multi-latent-attention"
 
 CONDITIONS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "": lambda args: True,
     DELAYED: is_delayed,
     ON_CPU: lambda args: args.device == "cpu",
+    WITHOUT_LATENTS: lambda args: not args.multi_latent_attention,
 }
 """When a row holds: its text in messages -> parsed arguments -> bool."""
 

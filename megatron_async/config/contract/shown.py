@@ -67,6 +67,16 @@ ROWS: tuple[Row, ...] = (
         "every schedule and layout equals the delay oracle in one process",
     ),
     _shown(
+        "tests/distributed/matrix.py",
+        "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim rope-type",
+        "multi-latent attention equals the delay oracle in one process",
+    ),
+    _shown(
+        "tests/unit/models/test_latent_attention.py",
+        "rotary-scaling-factor mscale mscale-all-dim",
+        "YaRN of multi-latent attention, equal to transformers'",
+    ),
+    _shown(
         "tests/distributed/jobs.py",
         "num-layers seq-length vocab-size tokenizer-type mock-data micro-batch-size lr min-lr lr-decay-style "
         "lr-warmup-iters seed num-workers eval-iters eval-interval",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from megatron_async.optim import qk_clip, rules
-from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, row_factors
+from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, latent_row_factors, row_factors
 from megatron_async.optim.step import MasterStep, StepContext, parts
 
 HEAD, HIDDEN = 4, 12
@@ -69,6 +69,31 @@ def test_a_fused_projection_is_its_separate_matrices(heads: int, groups: int, ga
     torch.testing.assert_close(
         fused(query, key) * factors[0][:, None], fused(clipped_query, clipped_key), rtol=1e-5, atol=1e-6
     )
+
+
+def test_latent_attention_head_by_head() -> None:
+    """Logits of a head above the threshold come down to it; shared rotary keys and values stay."""
+    heads, plain, rotary, value, latent, tokens = 3, 4, 2, 5, 6, 7
+    rule = ClipRule(threshold=20.0, alpha=0.3)
+    query = torch.randn(heads, plain + rotary, latent) * torch.tensor([30.0, 0.01, 9.0]).view(-1, 1, 1)
+    key_value, shared = torch.randn(heads, plain + value, latent), torch.randn(tokens, rotary)
+    x = torch.randn(tokens, latent)
+
+    def logits(query: Tensor, key_value: Tensor) -> Tensor:
+        keys = torch.cat([x @ key_value[:, :plain].mT, shared.expand(heads, -1, -1)], dim=-1)
+        return ((x @ query.mT) @ keys.mT).amax(dim=(1, 2))
+
+    before = logits(query, key_value)
+    of_queries, of_keys = latent_row_factors(before[None], (plain, rotary, value), rule)
+    of_queries, of_keys = of_queries.view(heads, -1, 1), of_keys.view(heads, -1, 1)
+    after = logits(query * of_queries, key_value * of_keys)
+    torch.testing.assert_close(after, before.clamp(max=20.0), rtol=1e-5, atol=0)
+    eta = 20.0 / before[0].item()
+    assert before[0] > 20 > before[1]
+    assert of_queries[0, 0].item() == pytest.approx(eta**0.3) and of_queries[0, -1].item() == pytest.approx(eta)
+    assert of_keys[0, 0].item() == pytest.approx(eta**0.7)
+    assert torch.equal(of_keys[:, plain:], torch.ones(heads, value, 1))
+    assert torch.equal(of_queries[1], torch.ones(plain + rotary, 1))
 
 
 def largest_logits(weight: Tensor, x: Tensor, groups: int, shared: int) -> Tensor:
@@ -180,6 +205,7 @@ def options(**changes: Any) -> SimpleNamespace:
         "linear_attention_freq": None,
         "qk_layernorm": False,
         "qk_l2_norm": False,
+        "multi_latent_attention": False,
         "group_query_attention": True,
         "num_query_groups": 2,
         "num_attention_heads": 4,
@@ -220,6 +246,7 @@ def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
         {"group_query_attention": False, "tensor_model_parallel_size": 4},
         {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": [1, 0]},
         {"qk_clip": False, "log_max_attention_logit": True, "qk_layernorm": True},
+        {"multi_latent_attention": True, "qk_layernorm": True},
     ],
 )
 def test_what_is_not(changes: dict[str, Any]) -> None:
