@@ -8,6 +8,7 @@ weight-gradient backward, and a forward and a backward of DualPipe that overlap 
 tables without the time of transfers. Nothing here is measured; docs/measurements.md has what was.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -55,5 +56,11 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.stdout.write(markdown())
+
+
+if __name__ == "__main__":
+    main()
