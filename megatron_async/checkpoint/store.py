@@ -38,7 +38,7 @@ from megatron_async.schedules.arguments import delay_pattern
 # Facts about the state that a manifest holds besides the arguments that the run was started with.
 _FACTS = (
     *("older_weight_versions", "has_previous_update", "consumed_train_samples", "consumed_valid_samples"),
-    *("skipped_train_samples", "data_order_samples", "valid_order_samples"),
+    *("consumed_train_tokens", "skipped_train_samples", "data_order_samples", "valid_order_samples"),
 )
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Checkpoints:
         versions: dict[str, str],
     ) -> None:
         self._args, self._model, self._optimizer, self._scheduler = args, model, optimizer, scheduler
+        args.consumed_train_tokens = 0
         self._versions = versions
         self._agreement = Agreement(args.distributed_timeout_minutes)
         self._lock: FolderLock | None = None
@@ -99,6 +100,8 @@ class Checkpoints:
         self.saved = args.iteration if found else None
         if found and not args.finetune:
             self.scheduler_steps = getattr(saved, "scheduler_steps", ())
+            positions = args.consumed_train_samples * args.seq_length  # of a checkpoint that did not count tokens
+            args.consumed_train_tokens = getattr(saved, "consumed_train_tokens", positions)
             args.data_order_samples = (
                 args.data_order_samples or getattr(saved, "data_order_samples", None) or train_samples(saved)
             )
@@ -163,6 +166,7 @@ class Checkpoints:
         asynchronous = bool(args.async_save)
         self._agreement.on_first_rank(self._failure(iteration), lambda: self._clean(root))
         optimizer_state.complete(self._optimizer)
+        args.consumed_train_tokens = largest(args.consumed_train_tokens)  # the ranks with losses count them
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
         args.has_previous_update = args.staleness_correction != "none" and bool(
             largest(optimizer_state.has_previous_update(self._optimizer))

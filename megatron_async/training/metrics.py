@@ -38,7 +38,8 @@ class Metrics(Callback):
     """Logs every batch once its values have arrived. Ranks without a log only take part in the reductions.
 
     Args:
-        args: sizes of a batch, number of devices, completed batches.
+        args: sizes of a batch, number of devices, completed batches. Its `consumed_train_tokens` is counted here, where
+            the losses are.
         flops: floating-point operations of a batch of `args.global_batch_size` samples.
         group: data-parallel group, over which the loss is averaged.
         log: of the logging rank; None on the others.
@@ -82,10 +83,13 @@ class Metrics(Callback):
         """Log complete batches; with `wait`, all batches."""
         while self._batches and (wait or self._is_ready(self._batches[0])):
             batch = self._batches.popleft()
-            loss = self._losses.pop(batch.number, None)
+            if (loss := self._losses.pop(batch.number, None)) is None:
+                assert self._log is None, "the logging rank is on the last stage"
+                continue
+            mean, tokens = loss.read()
+            self._args.consumed_train_tokens += tokens
             if self._log is not None:
-                assert loss is not None, "the logging rank is on the last stage"
-                self._write(self._log, batch, *loss.read())
+                self._write(self._log, batch, mean, tokens)
 
     def _is_ready(self, batch: CompletedBatch) -> bool:
         loss = self._losses.get(batch.number)
@@ -97,7 +101,7 @@ class Metrics(Callback):
         row: Row = {
             "iteration": batch.iteration,
             "consumed_samples": consumed,
-            "consumed_tokens": consumed * args.seq_length,
+            "consumed_tokens": args.consumed_train_tokens,
             "global_batch_size": size,
             "lm_loss": loss,
             "loss_tokens": tokens,

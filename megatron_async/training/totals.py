@@ -105,7 +105,7 @@ class Progress(Callback):
             f"{'Saving async' if args.async_save else 'Saved'} checkpoint\tIteration: {iteration}\t"
             f"Job throughput: {rate:.1f} TFLOP/s/GPU\t"
             f"Floating-point operations: {args.consumed_train_samples * self._flops:.2e}\t"
-            f"Tokens (in billions): {args.consumed_train_samples * args.seq_length / 1e9:.2f}"
+            f"Tokens (in billions): {args.consumed_train_tokens / 1e9:.2f}"
         )
 
     def _append(self, text: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from megatron_async import report
 from megatron_async.data.preprocessing.indexed import IndexedWriter
 
 HIDDEN, HEADS, LAYERS, SEQUENCE, VOCABULARY = 32, 4, 4, 16, 61
@@ -86,10 +87,11 @@ def train(
     return losses
 
 
-def confirm(pool, more: list[str], padding: int = -100) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Compare 2BW over two stages with the plain loop; return the batches."""
+def confirm(pool, more: list[str], padding: int = -100, file: str = "") -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Compare 2BW over two stages, with a metrics file if named, with the plain loop; return the batches."""
     words = ARGUMENTS.split()
-    pipeline = pool.run("tests.distributed.jobs:train", [*words, *more], ranks=2)
+    metrics = ["--metrics-file", file] if file else []
+    pipeline = pool.run("tests.distributed.jobs:train", [*words, *more, *metrics], ranks=2)
     weights, batches = pool.run("tests.distributed.jobs:initial_state", [*words[:-4], *more], BATCHES, ranks=1)[0]
     tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
     data = [(torch.from_numpy(tokens), torch.from_numpy(labels)) for tokens, labels in batches]
@@ -110,8 +112,11 @@ def test_plain_loop_confirms_padded_documents(pool, tmp_path):
         for document in documents:
             writer.add(document)
         writer.commit()
+    file = tmp_path / "metrics.jsonl"
     more = ["--train-data-path", prefix, "--one-document-per-sequence", "--calculate-per-token-loss"]
-    batches = confirm(pool, more, padding=0)
+    batches = confirm(pool, more, padding=0, file=str(file))
+    counted = [row["consumed_tokens"] for row in report.read_metrics(file).training]
+    assert counted == np.cumsum([int((labels != 0).sum()) for _, labels in batches]).tolist()
     parts = {
         tuple(document[start : start + SEQUENCE + 1])
         for document in documents

@@ -80,6 +80,7 @@ def test_file_log_and_writer(tmp_path, capsys, log_layers):
         moe_per_layer_logging=log_layers,
         global_batch_size=4,
         seq_length=2,
+        consumed_train_tokens=0,
         world_size=1,
         iteration=0,
         train_iters=5,
