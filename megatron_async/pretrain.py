@@ -19,6 +19,7 @@ from megatron_async import platform
 from megatron_async.config.command_line import value_of
 from megatron_async.mcore import UnsupportedVersion
 from megatron_async.platform import gpu, job
+from megatron_async.schedules import SCHEDULES
 from megatron_async.training import provenance
 from megatron_async.training.signals import ALWAYS, FAILED, StopRequests
 
@@ -32,7 +33,9 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     if "--explain" in argv:
         return _explain([word for word in argv if word != "--explain"])
-    gpu.set_environment(tensor_parallel=value_of(argv, "--tensor-model-parallel-size") not in (None, "1"))
+    schedule = SCHEDULES.get(value_of(argv, "--pipeline-schedule") or "1f1b")
+    tensor_parallel = value_of(argv, "--tensor-model-parallel-size") not in (None, "1")
+    gpu.set_environment(one_queue=tensor_parallel and not (schedule and schedule.delayed))
     try:
         _rendezvous = _compare_ranks(argv)  # kept until the end: it may hold the server of the job's store
     except job.Differences as different:

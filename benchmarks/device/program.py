@@ -24,9 +24,10 @@ Issue = Generator["float | Operation | None", None, Operation]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A simulated run.
+    """A simulated run: data-parallel replicas of a pipeline.
 
     Attributes:
+        times: of each rank, replica by replica.
         untaken_sends: messages of a link that are not waited for (see `ScheduleDefinition`).
         synchronize: rank and position of an F or B in which that rank synchronizes its device; None for nowhere.
     """
@@ -38,6 +39,10 @@ class Job:
     policy: Policy
     untaken_sends: int
     synchronize: tuple[int, int] | None = None
+
+    @property
+    def replicas(self) -> int:
+        return len(self.times) // self.schedule.stages
 
 
 class Parts:
@@ -83,8 +88,9 @@ class RankProgram:
     """
 
     def __init__(self, job: Job, rank: int) -> None:
-        self._job, self._rank, self._policy, self._times = job, rank, job.policy, job.times[rank]
-        self._actions, machine = job.schedule.actions[rank], job.machine
+        self._replica, self._rank = divmod(rank, job.schedule.stages)
+        self._job, self._policy, self._times = job, job.policy, job.times[rank]
+        self._actions, machine = job.schedule.actions[self._rank], job.machine
         self._device = Device(
             job.simulation,
             one_queue=machine.one_queue,
@@ -99,9 +105,9 @@ class RankProgram:
         self._parts: dict[BatchAction, Parts] = {}
         self._posted: dict[str, Operation] = {}
         self._sends: defaultdict[str, deque[Operation]] = defaultdict(deque)
-        sources = [(action.kind, previous_stage(job.schedule, rank, action)) for action in self._actions]
+        sources = [(action.kind, previous_stage(job.schedule, self._rank, action)) for action in self._actions]
         self._expected = {
-            kind: deque(key for other, key in sources if other == kind and key is not None and key[0] != rank)
+            kind: deque(key for other, key in sources if other == kind and key is not None and key[0] != self._rank)
             for kind in (Forward.kind, Backward.kind)
         }
         self.host.begin(self._run())
@@ -159,7 +165,7 @@ class RankProgram:
             self._waits[COMPUTE].append(sends.popleft())
 
     def _message(self, source: Key) -> Meeting:
-        return self._job.simulation.meeting(source, 2, self._job.machine.transfer)
+        return self._job.simulation.meeting((self._replica, source), 2, self._job.machine.transfer)
 
     def _sends_on(self, action: Forward | Backward) -> bool:
         schedule = self._job.schedule
@@ -200,7 +206,8 @@ class RankProgram:
             self._waits[SIDE] += self._issued(COMPUTE)
 
         def reduction() -> Issue:
-            return (yield from self._communicate(DATA_PARALLEL, "reduction", self._alone(self._times.reduction), main))
+            meeting = self._among_replicas(action, "reduction", self._times.reduction)
+            return (yield from self._communicate(DATA_PARALLEL, "reduction", meeting, main))
 
         def norm() -> Issue:
             self._waits[main].append(parts.previous)
@@ -208,30 +215,32 @@ class RankProgram:
             across = self._job.schedule.reduction_across_ranks
             meeting = self._job.simulation.meeting(
                 ("norm", action, None if across else self._rank),
-                self._job.schedule.stages if across else 1,
+                (self._job.schedule.stages if across else 1) * self._job.replicas,
                 self._job.machine.norm,
             )
             return (yield from self._communicate(f"norm {action.chunk}", "norm", meeting, main))
 
         def step() -> Issue:
             self._waits[main].append(parts.previous)
-            return (yield from self._step(main))
+            return (yield from self._step(action, main))
 
         parts = self._parts[action] = Parts([reduction, norm, step], host_decides=self._policy.launch != "once")
         yield from parts.issue(leave={"once": 0, "norm": 1}.get(self._policy.launch, 2))
 
-    def _step(self, stream: str) -> Issue:
+    def _step(self, action: Reduce, stream: str) -> Issue:
         chunks, times = self._job.schedule.chunks, self._times
         launches = self._job.machine.step_launches // chunks
         step = yield from self._burst(stream, "step", times.step / chunks, launches)
         if not times.gather:
             return step
         gathers = GATHER if self._policy.own_gathers else DATA_PARALLEL
-        return (yield from self._communicate(gathers, "gather", self._alone(times.gather), stream))
+        meeting = self._among_replicas(action, "gather", times.gather)
+        return (yield from self._communicate(gathers, "gather", meeting, stream))
 
-    def _alone(self, time: float) -> Meeting:
-        """A collective of replicas, which are in step with each other."""
-        return Meeting(1, time / self._job.schedule.chunks)
+    def _among_replicas(self, action: Reduce, kind: str, time: float) -> Meeting:
+        """A collective of the same stage of all replicas."""
+        key = kind, action, self._rank
+        return self._job.simulation.meeting(key, self._job.replicas, time / self._job.schedule.chunks)
 
     def _update(self, action: Update) -> Program:
         parts = self._parts.pop(Reduce(action.chunk, action.batch))

@@ -51,7 +51,8 @@ def simulate_device(
 
     Args:
         schedule: a valid table.
-        times: one for each rank, or one for all ranks.
+        times: one for each rank, or one for all ranks. Several for each stage, pipeline by pipeline, are data-parallel
+            replicas: they meet in reductions, norms and gathers.
         synchronize: rank and position of an F or B in which that rank synchronizes its device, as the compilation of a
             kernel does.
 
@@ -59,15 +60,17 @@ def simulate_device(
         ValueError: wrong number of times.
     """
     every = [times] * schedule.stages if isinstance(times, StageTimes) else list(times)
-    if len(every) != schedule.stages:
-        raise ValueError(f"times of {len(every)} ranks for {schedule.stages} stages: give one for each")
+    if not every or len(every) % schedule.stages:
+        raise ValueError(f"times of {len(every)} ranks for {schedule.stages} stages: give one for each, or a multiple")
     simulation = Simulation()
     untaken_sends = SCHEDULES[schedule.name].untaken_sends(schedule.stages)
     job = Job(simulation, schedule, every, machine, policy, untaken_sends, synchronize)
-    ranks = [RankProgram(job, rank) for rank in range(schedule.stages)]
+    ranks = [RankProgram(job, rank) for rank in range(len(every))]
     simulation.run()
     hung = {
-        number: schedule.actions[number][rank.position] for number, rank in enumerate(ranks) if not rank.host.finished
+        number: schedule.actions[number % schedule.stages][rank.position]
+        for number, rank in enumerate(ranks)
+        if not rank.host.finished
     }
     spans = tuple(
         {position: (first.start, last.end) for position, (first, last) in rank.operations.items()} for rank in ranks
@@ -76,7 +79,7 @@ def simulate_device(
     result = DeviceResult(hung, spans, compute + steps, None, {})
     if hung or schedule.batches < LEAST_BATCHES:
         return result
-    windows = [_window(schedule, number, rank) for number, rank in enumerate(ranks)]
+    windows = [_window(schedule, number % schedule.stages, rank) for number, rank in enumerate(ranks)]
     opening, closing = max(windows, key=lambda window: window[1].start - window[0].start)
     batches = schedule.batches - 1 - SKIPPED_BATCHES
     batch_time = (closing.start - opening.start) / batches

@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if no layout fits, 2 for wrong arguments."""
     options, run = _parse(list(sys.argv[1:] if argv is None else argv))
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    gpu.set_environment(tensor_parallel=True)
+    gpu.set_environment(one_queue=True)
     platform.activate_or_exit(platform.choose(value_of(run, "--device") or "auto")[0])
     if options.measure is not None:
         from megatron_async.planning.measure import device_of_this_machine

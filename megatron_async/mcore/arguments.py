@@ -15,6 +15,9 @@ from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.training.arguments import add_megatron_arguments, validate_args
 
+from megatron_async.mcore.patches import temporary
+from megatron_async.schedules.arguments import schedule_of
+
 
 def add_megatron_options(parser: argparse.ArgumentParser) -> None:
     """Add every Megatron-LM option to `parser`, in Megatron's groups."""
@@ -44,8 +47,11 @@ def check_arguments(args: argparse.Namespace) -> str | None:
         # Megatron has attention logits from Transformer Engine alone; `watch_logits` has them from the local attention
         # too (training/arguments.py: '--qk-clip is only supported with TE >= 2.9.0.').
         hidden |= {"qk_clip": False, "log_max_attention_logit": False}
+    queues = contextlib.nullcontext()
+    if schedule_of(args).delayed:
+        queues = temporary.DEVICE_GENERATION.replaced(lambda original: lambda: 10)
     try:
-        with contextlib.redirect_stdout(printed), overridden(args, **hidden):
+        with contextlib.redirect_stdout(printed), overridden(args, **hidden), queues:
             validate_args(args)
     except SystemExit:
         return printed.getvalue().strip().splitlines()[-1]

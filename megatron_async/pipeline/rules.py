@@ -3,10 +3,12 @@
 
 import argparse
 import math
+import os
 from collections.abc import Iterator
 
 from megatron_async.mcore.arguments import stages_of
 from megatron_async.mcore.batch_sizes import BatchSizes
+from megatron_async.platform import gpu
 from megatron_async.schedules import ScheduleDefinition
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
@@ -16,6 +18,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _layout(args)
     if is_delayed(args):
         yield from _unsupported_with_delay(args)
+    yield from _hardware_queues(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -92,6 +95,18 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
         yield (
             f"{args.world_size} process(es) cannot be divided among {terms} = {product}. Start a multiple of {product} "
             "processes (torchrun --nproc-per-node), or change a parallel size."
+        )
+
+
+def _hardware_queues(args: argparse.Namespace) -> Iterator[str]:
+    """A delayed schedule launches receives, sends and updates before they can run (docs/gpu.md)."""
+    queues = os.environ.get(gpu.QUEUES, "8")
+    if args.device == "cuda" and not args.dry_run and schedule_of(args).delayed and int(queues) < gpu.MOST_QUEUES:
+        yield (
+            f"{gpu.QUEUES}={queues}: --pipeline-schedule {args.pipeline_schedule} needs {gpu.MOST_QUEUES} hardware "
+            "queues, one for each stream. In a shared one, a message or an update that waits holds up the compute "
+            f"behind it: the run is slow, or hangs. Unset {gpu.QUEUES}; Megatron's own schedule alone needs 1, for "
+            "tensor parallelism before Blackwell."
         )
 
 

@@ -29,7 +29,6 @@ from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, poll_in_order
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
-from megatron_async.platform.gpu import runs_streams_beside_each_other
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class Launch(Enum):
     AT_UPDATE = "at the update"
     """Each collective when the one before it is found complete; the step at U. For CPUs."""
     WHEN_KNOWN = "when the norm is known"
-    """As before, but the step as soon as the host finds the norm. For GPUs. Ranks find it at different moments: where
-    the step has collectives, it must not hold up the compute that other ranks need to come that far."""
+    """As before, but the step as soon as the host finds the norm. For GPUs. Ranks find it at different moments, so the
+    step must not hold up the compute that others need to come that far: each stream has a hardware queue of its own."""
     AT_ONCE = "at once"
     """The whole chain at R. The device clips and decides whether the step applies; the host reads the norm before the
     next step, a whole batch later. The host must be able to launch a step while the device does not start it."""
@@ -123,9 +122,10 @@ class DeferredUpdate:
             rule=rule,
             timeout=timeout,
         )
-        # The layer-wise optimizer gathers over groups of Megatron's, so at a fixed place.
+        # The layer-wise optimizer gathers over groups of Megatron's, so at a fixed place. On CPUs the host waits in a
+        # collective, so ranks must come to it in the order of the schedule.
         early = not gathers_whole_parameters(optimizer) and (
-            launch is not Launch.WHEN_KNOWN or not self._step_has_collectives() or runs_streams_beside_each_other()
+            launch is not Launch.WHEN_KNOWN or device().type == "cuda" or not self._step_has_collectives()
         )
         self._launch = launch if early else Launch.AT_UPDATE
         self._streams: Any = torch.get_device_module(device())

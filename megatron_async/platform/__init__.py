@@ -54,7 +54,7 @@ def activate(device: Device) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         cpu.prepare()
     else:
-        gpu.set_environment(tensor_parallel=False)
+        gpu.set_environment(one_queue=False)
     from megatron_async.mcore import messages, patches  # imports torch
 
     messages.hide()

@@ -8,31 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from megatron_async.platform.packages import APEX, TRANSFORMER_ENGINE, OptionalPackage
+from megatron_async.schedules.arguments import schedule_of
 
-_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-_MOST_QUEUES = 32
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_QUEUES = 32
 """The largest value that CUDA takes, and more than a rank has streams; its default is 8."""
 _FLIGHT_RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
-def set_environment(tensor_parallel: bool) -> None:
+def set_environment(*, one_queue: bool) -> None:
     """Set the variables that CUDA reads when it starts. What the user has set stays.
 
     Args:
-        tensor_parallel: before Blackwell, Megatron demands one hardware queue for tensor parallelism. Without it the
-            update and the links get as many as CUDA has: in one queue, a kernel that waits holds up all that were
-            launched later, and streams that outnumber the queues share them.
+        one_queue: whether all streams share one hardware queue, as Megatron demands for tensor parallelism before
+            Blackwell. Delayed schedules need one for each stream, see `pipeline/rules.py`.
     """
-    os.environ.setdefault(_QUEUES, "1" if tensor_parallel else str(_MOST_QUEUES))
+    os.environ.setdefault(QUEUES, "1" if one_queue else str(MOST_QUEUES))
     # A kernel that is loaded at its first launch synchronizes the device, posted receives included.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-
-
-def runs_streams_beside_each_other() -> bool:
-    """Whether a stream that waits never holds up another one: there is a hardware queue for each."""
-    import torch
-
-    return torch.cuda.is_available() and int(os.environ.get(_QUEUES, "8")) >= _MOST_QUEUES
 
 
 # Arguments of --transformer-impl local without a package: (package, argparse destination, value).
@@ -49,7 +42,12 @@ def adjust(args: argparse.Namespace) -> None:
     """Switch fused kernels off whose package is missing; `packages.messages` says so at the start of the run.
 
     Transformer Engine's layers have kernels of their own. A patch switches the fusion of Megatron's LM head off.
+
+    Under a delayed schedule, tensor-parallel kernels of communication start before compute where both could: the
+    purpose of one hardware queue, which Megatron reaches so from Blackwell on.
     """
+    if schedule_of(args).delayed:
+        args.high_priority_stream_groups = ["tp"]
     if args.transformer_impl == "local":
         vars(args).update({name: value for package, name, value in _LOCAL_WITHOUT if not package.usable})
 

@@ -33,6 +33,11 @@ BACKWARD_STEP = Patch(
     "the synchronous schedules do not report when a backward starts and ends",
     "core/pipeline_parallel/schedules.py: input_tensor_grad = backward_step(",
 )
+DEVICE_GENERATION = Patch(
+    "megatron.training.arguments:get_device_arch_version",
+    "one hardware queue is demanded for tensor parallelism before Blackwell (10), where delayed schedules can hang",
+    "training/arguments.py: and get_device_arch_version() < 10:",
+)
 CURRENT_DEVICE = Patch(
     "torch.cuda:current_device",
     "parameters are made on the current GPU; the planner makes them on the meta device",

@@ -267,6 +267,68 @@ def test_wpipe_hangs_where_one_queue_holds_what_waits() -> None:
     assert [key for key, hung in found.items() if hung] == [("at-once", True)]
 
 
+def replicas_of(seed: int, stages: int, spread: float = 0.9) -> list[StageTimes]:
+    """Two pipelines with stages of different speed."""
+    draw = random.Random(seed).uniform
+    return [
+        replace(TIMES, forward=20 * draw(1 - spread, 1 + spread), backward=40 * draw(1 - spread, 1 + spread))
+        for _ in range(2 * stages)
+    ]
+
+
+def test_equal_replicas_are_as_fast_as_one() -> None:
+    schedule = make_schedule("2bw", 3, 4, LEAST_BATCHES)
+    for policy in ("when-known", "at-once"):
+        one = simulate_device(schedule, TIMES, Machine(norm=NORM), POLICIES[policy])
+        both = simulate_device(schedule, [TIMES] * 6, Machine(norm=NORM), POLICIES[policy])
+        assert both.batch_time == pytest.approx(one.batch_time)
+        assert both.spans == one.spans * 2
+
+
+def test_replicas_wait_for_the_slowest() -> None:
+    schedule = make_schedule("2bw", 2, 4, LEAST_BATCHES)
+    slow = replace(TIMES, forward=30, backward=60)
+    result = simulate_device(schedule, [TIMES, TIMES, slow, TIMES], Machine(norm=NORM), POLICIES["when-known"])
+    assert result.batch_time == pytest.approx(result.limit) == pytest.approx(4 * 90 + 5)
+
+
+@pytest.mark.parametrize("name", ["2bw", "2bw-eager", "wpipe", "pipedream"])
+@pytest.mark.parametrize("policy", ["when-known", "at-once"])
+@pytest.mark.parametrize("seed", range(4))
+def test_uneven_replicas_do_not_hang_where_each_stream_has_a_queue(name, policy, seed) -> None:
+    """Reductions, norms and the gathers inside steps are launched at moments that differ between replicas."""
+    microbatches = 1 if name == "pipedream" else 2 * 3 - 1 + seed
+    schedule = make_schedule(name, 3, microbatches, LEAST_BATCHES)
+    assert simulate_device(schedule, replicas_of(seed, 3), Machine(norm=NORM), POLICIES[policy]).hung == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "policy", "seed"),
+    [
+        # A second send stands at the head of the queue until the first one is taken, and before the norm that the
+        # receiver waits for.
+        ("wpipe", 3, "when-known", 2),
+        # The same, where the host waits for the norm before it posts the receive.
+        ("2bw-eager", 2, "settle", 4),
+    ],
+)
+def test_uneven_replicas_can_hang_with_one_queue(name, stages, policy, seed) -> None:
+    schedule = make_schedule(name, stages, 5, LEAST_BATCHES)
+    times = [
+        replace(own, reduction=random.Random(seed + at).choice([1, 20, 60]))
+        for at, own in enumerate(replicas_of(seed, stages))
+    ]
+    hung = [
+        bool(
+            simulate_device(
+                schedule, times, Machine(norm=NORM, transfer=0.5, launches=200, one_queue=one_queue), POLICIES[policy]
+            ).hung
+        )
+        for one_queue in (False, True)
+    ]
+    assert hung == [False, True]
+
+
 def test_a_step_of_more_launches_than_the_queue_holds_must_not_be_launched_early() -> None:
     """Launched at R, it stops the host until the norm of all stages is there."""
     assert ratio("2bw", 4, 4, "at-once", step_launches=900) == pytest.approx(1.0)
@@ -380,5 +442,5 @@ def test_incomplete_traces_are_refused(trace, message) -> None:
 
 
 def test_a_wrong_number_of_times_is_refused() -> None:
-    with pytest.raises(ValueError, match="times of 3 ranks for 2 stages"):
+    with pytest.raises(ValueError, match="times of 3 ranks for 2 stages: give one for each, or a multiple"):
         simulate_device(make_schedule("2bw", 2, 2, 2), [TIMES] * 3, Machine(), POLICIES["at-once"])

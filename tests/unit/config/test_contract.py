@@ -61,6 +61,20 @@ def problems(*words):
     return raised.value.problems
 
 
+@pytest.mark.parametrize(("schedule", "objects"), [("1f1b", True), ("2bw", False)])
+def test_tensor_parallel_delayed_runs_need_no_single_hardware_queue(monkeypatch, schedule, objects):
+    """Megatron demands it before Blackwell."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = f"--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --pipeline-schedule {schedule}".split()
+    try:
+        arguments.parse([*BASE, *words])
+        found = []
+    except arguments.ArgumentProblems as wrong:
+        found = list(wrong.problems)
+    assert [("CUDA_DEVICE_MAX_CONNECTIONS to 1" in one) for one in found] == [True] * objects
+
+
 def without_status(flags):
     named = Counter(flag for row in ROWS if not row.when for flag, value in row.entries if value is None)
     return [flag for flag in flags if named[flag] != 1]

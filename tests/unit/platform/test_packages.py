@@ -99,14 +99,14 @@ def test_a_run_that_needs_a_missing_package_is_refused_with_both_ways_out(instal
 
 
 @pytest.mark.parametrize(
-    ("set_before", "tensor_parallel", "connections"), [(None, False, "32"), (None, True, "1"), ("8", True, "8")]
+    ("set_before", "one_queue", "connections"), [(None, False, "32"), (None, True, "1"), ("8", True, "8")]
 )
-def test_what_cuda_reads_at_its_start(monkeypatch, set_before, tensor_parallel, connections):
+def test_what_cuda_reads_at_its_start(monkeypatch, set_before, one_queue, connections):
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     if set_before:
         monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", set_before)
-    gpu.set_environment(tensor_parallel)
+    gpu.set_environment(one_queue=one_queue)
     assert gpu.os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
     assert gpu.os.environ["CUDA_MODULE_LOADING"] == "EAGER"
     monkeypatch.delenv("CUDA_MODULE_LOADING")
