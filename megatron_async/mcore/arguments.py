@@ -47,7 +47,7 @@ def check_arguments(args: argparse.Namespace) -> str | None:
         # Megatron has attention logits from Transformer Engine alone; `watch_logits` has them from the local attention
         # too (training/arguments.py: '--qk-clip is only supported with TE >= 2.9.0.').
         hidden |= {"qk_clip": False, "log_max_attention_logit": False}
-    queues = contextlib.nullcontext()
+    queues: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if schedule_of(args).delayed:
         queues = temporary.DEVICE_GENERATION.replaced(lambda original: lambda: 10)
     try:
