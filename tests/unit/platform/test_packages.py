@@ -68,6 +68,7 @@ def test_fused_kernels_of_local_layers_need_their_package(install, implementatio
     install({name: ALL[name] for name in there})
     args = Namespace(
         transformer_impl=implementation,
+        pipeline_schedule="1f1b",
         gradient_accumulation_fusion=True,
         masked_softmax_fusion=True,
         persist_layer_norm=True,
@@ -96,6 +97,13 @@ def test_a_run_that_needs_a_missing_package_is_refused_with_both_ways_out(instal
     assert "mamba-ssm is not installed" in mamba and "--deterministic-mode" in mamba
     install(ALL)
     assert list(rules._optional_packages(args)) == []
+
+
+@pytest.mark.parametrize(("schedule", "groups"), [("1f1b", []), ("2bw", ["tp"])])
+def test_tensor_parallel_streams_of_delayed_schedules_have_priority(schedule, groups):
+    args = Namespace(transformer_impl="", pipeline_schedule=schedule, high_priority_stream_groups=[])
+    gpu.adjust(args)
+    assert args.high_priority_stream_groups == groups
 
 
 @pytest.mark.parametrize(
