@@ -26,6 +26,7 @@ NAMES = (
     "wpipe-PP2xTP2-dense-fp32-plain-muon",
     "wpipe-PP2xDP2-dense-fp32-sharded-muon",
     "2bw-PP2xTP2-hybrid-fp32-plain-muon",
+    "2bw-PP2xTP2-latent-fp32-plain-muon",
     "wpipe-PP2-hybrid-fp32-plain-muon",
     "pipedream-PP4-dense-fp32-plain-adam",
     "pipedream-PP2xDP2-dense-fp32-plain-adam",
