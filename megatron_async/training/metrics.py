@@ -83,13 +83,15 @@ class Metrics(Callback):
         """Log complete batches; with `wait`, all batches."""
         while self._batches and (wait or self._is_ready(self._batches[0])):
             batch = self._batches.popleft()
-            if (loss := self._losses.pop(batch.number, None)) is None:
-                assert self._log is None, "the logging rank is on the last stage"
-                continue
-            mean, tokens = loss.read()
-            self._args.consumed_train_tokens += tokens
-            if self._log is not None:
-                self._write(self._log, batch, mean, tokens)
+            if (loss := self._losses.pop(batch.number, None)) is not None:
+                mean, tokens = loss.read()
+                self._args.consumed_train_tokens += tokens
+                if self._log is not None:
+                    self._write(self._log, batch, mean, tokens)
+            assert loss is not None or self._log is None, "the logging rank is on the last stage"
+            if wait:  # nothing is in flight after a drain
+                for values in batch.pending:
+                    values.read()
 
     def _is_ready(self, batch: CompletedBatch) -> bool:
         loss = self._losses.get(batch.number)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Profiler(Callback):
     """Profiles batches from `--profile-step-start` up to, not including, `--profile-step-end`, both counted from 0.
 
-    With `--use-pytorch-profiler` a Chrome trace of each rank, else a window for Nsight Systems. The pipeline is empty
-    at both ends, and nothing is in flight: torch's profiler crashes if an operation that it saw begin ends after it.
+    With `--use-pytorch-profiler` a Chrome trace of each rank, else a window for Nsight Systems. Both ends are drains,
+    and this is the last callback: torch's profiler crashes if an operation that it saw begin ends after it, such as a
+    receive of gloo's or a sum for the log.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -29,8 +30,12 @@ class Profiler(Callback):
         self._window: ExitStack | None = None
         self._over = bool(args.profile_ranks) and args.rank not in args.profile_ranks
 
-    def on_action(self, kind: str, batch: int) -> None:
-        args = self._args
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._loop = loop
+        self.on_drain()
+
+    def on_drain(self) -> None:
+        args, batch = self._args, self._loop.args.iteration
         if batch >= args.profile_step_end:
             self._end()
         if not self._over and self._window is None and args.profile_step_start <= batch < args.profile_step_end:
@@ -38,7 +43,8 @@ class Profiler(Callback):
             self._window.enter_context(self._trace() if args.use_pytorch_profiler else self._nsight(self._window))
 
     def on_train_end(self, complete: bool) -> None:
-        self._end()
+        if complete:
+            self._end()
 
     def _end(self) -> None:
         self._over = True

@@ -48,6 +48,8 @@ def _logs(args: argparse.Namespace) -> Iterator[str]:
             f"--profile-step-start {args.profile_step_start} must be less than --profile-step-end "
             f"{args.profile_step_end}: batches from the first up to the second, counted from 0, are profiled."
         )
+    if args.profile and not args.use_pytorch_profiler and args.device == "cpu":
+        yield "--profile on CPUs: windows for Nsight Systems need CUDA. Add --use-pytorch-profiler for Chrome traces."
     if not args.profile and args.use_pytorch_profiler:
         yield "--use-pytorch-profiler without --profile would be ignored: give --profile."
     hashes = args.check_weight_hash_across_dp_replicas_interval

@@ -102,7 +102,12 @@ def build(
         forward_step=forward_step,
         data=data,
         checkpoints=checkpoints,
-        callbacks=[*_callbacks(args, trained, staleness, stops, expected), *callbacks, _metrics(args)],
+        callbacks=[
+            *_callbacks(args, trained, staleness, stops, expected),
+            *callbacks,
+            _metrics(args),
+            *([Profiler(args)] if args.profile else []),
+        ],
     )
 
 
@@ -249,8 +254,6 @@ def _logged_on_request(args: argparse.Namespace, trained: Trained) -> Iterator[C
         yield Memory()
     if args.log_progress and args.rank == 0:
         yield Progress(_flops_of_batch(args) / args.global_batch_size)
-    if args.profile:
-        yield Profiler(args)
     if args.record_memory_history and args.rank == args.world_size - 1:
         yield MemoryHistory(args)
 

@@ -220,6 +220,7 @@ RESUMES = {
 WRITES = """
     --dump-param-to-param-group-map {}/map
     --tensorboard-dir {} --tensorboard-queue-size 1
+    --profile --use-pytorch-profiler --profile-step-start 1 --profile-step-end 3 --tensorboard-dir {}/tensorboard
     """
 
 

@@ -77,7 +77,12 @@ WRONG = {
     ),
     "logs that need CUDA, or a folder": (
         "--record-memory-history --log-memory-to-tensorboard --profile --log-progress --log-timers-to-tensorboard",
-        ["5 problems", "--record-memory-history: it asks CUDA", "--profile: it asks CUDA", "in the folder of --save"],
+        [
+            "5 problems",
+            "--record-memory-history: it asks CUDA",
+            "--profile on CPUs",
+            "in the folder of --save",
+        ],
     ),
     "two at once": ("--num-layers 5 --fp16 --learning-rat 3", ["--num-layers 5", "--fp16", "--learning-rat"]),
 }

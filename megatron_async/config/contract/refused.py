@@ -50,9 +50,14 @@ _TRAINING_LOOP = (
         "SIGTERM (--exit-signal) ends a run with a checkpoint.",
     ),
     refused(
-        "log-energy log-straggler straggler-ctrlr-port straggler-minmax-count disable-straggler-on-startup "
+        "log-energy",
+        "Megatron's monitor waits for all ranks in every batch",
+        "Read the devices' counters beside the run: nvidia-smi --query-gpu=power.draw --format=csv -l 10.",
+    ),
+    refused(
+        "log-straggler straggler-ctrlr-port straggler-minmax-count disable-straggler-on-startup "
         "run-workload-inspector-server",
-        "Megatron's step loop does it, and this package has its own",
+        "Megatron's detector waits for all ranks, which a delayed schedule never does",
         "--trace-file shows the time of every action on every rank.",
     ),
     refused(
@@ -255,9 +260,9 @@ _BY_CONDITION = (
         "pipeline/rules.py",
     ),
     refused(
-        "profile use-pytorch-profiler record-memory-history log-memory-to-tensorboard",
-        "it asks CUDA; on CPUs torch's profiler crashes beside gloo's threads",
-        "Use --trace-file and the memory of --dry-run.",
+        "record-memory-history log-memory-to-tensorboard",
+        "it asks CUDA",
+        "Use the memory of --dry-run.",
         ON_CPU,
     ),
     refused(

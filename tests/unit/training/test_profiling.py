@@ -14,11 +14,12 @@ from megatron_async.training.profiling import MemoryHistory, Profiler
 from megatron_async.training.totals import Memory
 
 
-def run(callback, batches):
-    """Two actions of each batch."""
-    for batch in batches:
-        callback.on_action("F", batch)
-        callback.on_action("U", batch)
+def run(callback, iterations):
+    """A run with these drains."""
+    loop = SimpleNamespace(args=SimpleNamespace(iteration=iterations[0]))
+    callback.on_train_begin(loop)
+    for loop.args.iteration in iterations[1:]:
+        callback.on_drain()
     callback.on_train_end(True)
 
 
@@ -48,10 +49,11 @@ def test_a_trace_of_the_window_is_written(tmp_path):
         **{"tensorboard_dir": str(tmp_path / "board"), "save": None, "profile_ranks": []},
         **{"pytorch_profiler_collect_shapes": False, "pytorch_profiler_collect_callstack": False},
     )
-    profiler = Profiler(args)
-    for batch, operation in enumerate((torch.sin, torch.cos, torch.tan)):
-        profiler.on_action("F", batch)
+    profiler, loop = Profiler(args), SimpleNamespace(args=SimpleNamespace(iteration=0))
+    profiler.on_train_begin(loop)
+    for loop.args.iteration, operation in enumerate((torch.sin, torch.cos, torch.tan), 1):
         operation(torch.ones(3))
+        profiler.on_drain()
     profiler.on_train_end(True)
     events = json.loads(gzip.decompress((tmp_path / "torch_profile" / "rank-3.json.gz").read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
