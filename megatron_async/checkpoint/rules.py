@@ -5,7 +5,7 @@ Free to change: the layout (pipeline, tensor, data and expert parallel sizes, mi
 the gradient delay, the strength of its correction, hyper-parameters of the optimizer, intervals, logging, and the
 length of the run if --lr-decay-iters stays the same. A correction may begin or, except weight prediction, end; it may
 not become another one. The learning rate may change if the command line says which side wins.
-Fixed: all that the weights, the optimizer's state or the order of samples depend on.
+Fixed: all that the weights, the optimizer's state or the order of samples depend on (`on_resume`).
 """
 
 import argparse
@@ -13,38 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_async.checkpoint import folder
+from megatron_async.checkpoint import folder, on_resume
 from megatron_async.checkpoint.manifest import json_value
+from megatron_async.checkpoint.on_resume import option
 from megatron_async.mcore import checkpoint as distributed
 from megatron_async.models import hybrid
 
-_MODEL = (
-    "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels group_query_attention "
-    "max_position_embeddings position_embedding_type normalization swiglu add_bias_linear add_qkv_bias qk_layernorm "
-    "untie_embeddings_and_output_weights vocab_size make_vocab_size_divisible_by num_experts moe_ffn_hidden_size "
-    "moe_router_topk moe_shared_expert_intermediate_size norm_epsilon rotary_base rotary_percent rotary_interleaved "
-    "rotary_seq_len_interpolation_factor squared_relu window_size softmax_type moe_router_score_function "
-    "moe_router_pre_softmax moe_router_topk_scaling_factor "
-    "multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type "
-    "rotary_scaling_factor mscale mscale_all_dim"
-).split()
-_OPTIMIZER = "optimizer fp16 bf16 use_distributed_optimizer use_layer_wise_distributed_optimizer".split()
-_DATA = (
-    "seed seq_length global_batch_size step_batch_size_schedule data_path train_data_path "
-    "data_args_path per_split_data_args_path split mock_data tokenizer_type dataloader_type data_sharding"
-).split()
-# Not compared if both runs know the contents of their training data.
-_PATHS = "data_path train_data_path data_args_path per_split_data_args_path".split()
-# Learning rate and weight decay by position in the run; an option says which side wins.
-_WSD = "lr_wsd_decay_style lr_wsd_decay_iters lr_wsd_decay_samples".split()
-_SCHEDULE = [
-    *"lr min_lr decoupled_lr decoupled_min_lr lr_warmup_init lr_warmup_iters lr_warmup_samples".split(),
-    *"lr_warmup_fraction lr_decay_style lr_decay_iters lr_decay_samples".split(),
-    *_WSD,
-    *"start_weight_decay end_weight_decay weight_decay_incr_style".split(),
-]
-# Derived by Megatron from another option.
-_GIVEN_AS = {"use_layer_wise_distributed_optimizer": "use_distributed_optimizer"}
 # Optimizers with tensors for whole matrices of a tensor-parallel rank, which cannot be split in another way.
 _WHOLE_STATE = ("soap", "normuon")
 
@@ -98,7 +72,7 @@ def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
     without = next((name for name in ("no_save_optim", "freeze_all_layers") if saved.get(name)), None)
     if without and not args.no_load_optim and not args.freeze_all_layers:
         yield (
-            f"--load {root}: {entry.path} holds no optimizer state (it was saved with {_flag(without)}). Give "
+            f"--load {root}: {entry.path} holds no optimizer state (it was saved with {option(without)}). Give "
             "--no-load-optim to go on with a new one at the checkpoint's iteration, or --finetune to begin at 0."
         )
     yield from differences(args, saved, entry.path)
@@ -170,18 +144,20 @@ def take_schedule(args: argparse.Namespace) -> None:
 
 def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
     """Arguments that may not differ from those of the saved run, but do."""
-    fixed = dict.fromkeys(_MODEL, "the model") | dict.fromkeys(_DATA, "the samples of a batch")
-    if not args.no_load_optim:
-        fixed |= dict.fromkeys(_OPTIMIZER, "the optimizer's state")
-        if args.optimizer in _WHOLE_STATE:
-            fixed["tensor_model_parallel_size"] = f"the state of {args.optimizer}"
+    with_optimizer = () if args.no_load_optim else (on_resume.OPTIMIZER,)
+    classes = (on_resume.MODEL, on_resume.DATA, *with_optimizer)
+    fixed = {name: fixed.what for fixed in classes for name in fixed.names}
+    if with_optimizer and args.optimizer in _WHOLE_STATE:
+        fixed["tensor_model_parallel_size"] = f"the state of {args.optimizer}"
+    if args.hybrid_layer_pattern is not None:
+        fixed = {name: what for name, what in fixed.items() if name not in on_resume.LAYER_KINDS}
     if hybrid.continues_gpt(args.hybrid_layer_pattern, saved):
         del fixed["num_layers"]  # two layers for each of the GPT's
     elif hybrid.layers_of(args.hybrid_layer_pattern or "") != hybrid.layers_of(saved.get("hybrid_layer_pattern") or ""):
         fixed["hybrid_layer_pattern"] = "the model"  # its stages may change
     contents = {getattr(args, "data_contents", None), saved.get("data_contents")}
     if None not in contents:
-        fixed = {name: what for name, what in fixed.items() if name not in _PATHS}
+        fixed = {name: what for name, what in fixed.items() if name not in on_resume.PATHS}
     if None not in contents and len(contents) > 1:
         yield (
             f"the training data are not those that {path} was saved with (other documents, other weights or another "
@@ -190,10 +166,9 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
         )
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
-            flag = _flag(_GIVEN_AS.get(name, name))
             yield (
-                f"{flag} is {now}, but {path} was saved with {saved[name]}; {what} would change. Give the saved value, "
-                "or start anew without --load (or with --finetune)."
+                f"{option(name)} is {now}, but {path} was saved with {saved[name]}; {what} would change. Give the "
+                "saved value, or start anew without --load (or with --finetune)."
             )
     if args.no_load_optim:
         return
@@ -204,14 +179,10 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     for name in old:
         if name in new and new[name] != old[name]:
             yield (
-                f"{_flag(name)} is {new[name]}, but {path} was saved with {old[name]}. Give the saved "
+                f"{option(name)} is {new[name]}, but {path} was saved with {old[name]}. Give the saved "
                 "value, or choose a side: --override-opt-param-scheduler (this one) or "
                 "--use-checkpoint-opt-param-scheduler."
             )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) -> Iterator[str]:
@@ -227,12 +198,12 @@ def _correction(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
 
 def _schedule(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that shape learning rate and weight decay; by default both change over the whole run."""
-    values = {name: json_value(arguments[name]) for name in _SCHEDULE if name in arguments}
+    values = {name: json_value(arguments[name]) for name in on_resume.SCHEDULE.names if name in arguments}
     for unit in ("iters", "samples"):
         if values.get(f"lr_decay_{unit}", 0) is None:
             values[f"lr_decay_{unit}"] = arguments.get(f"train_{unit}")
     if values.get("lr_decay_style") != "WSD":
-        values = {name: value for name, value in values.items() if name not in _WSD}
+        values = {name: value for name, value in values.items() if name not in on_resume.WSD}
     if values.get("weight_decay_incr_style", "constant") != "constant":
         values |= {name: arguments.get(name) for name in ("train_iters", "train_samples")}
     return values

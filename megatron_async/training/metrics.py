@@ -86,10 +86,10 @@ class Metrics(Callback):
             if (loss := self._losses.pop(batch.number, None)) is not None:
                 mean, tokens = loss.read()
                 self._args.consumed_train_tokens += tokens
-                if self._log is not None:
-                    self._write(self._log, batch, mean, tokens)
-            assert loss is not None or self._log is None, "the logging rank is on the last stage"
-            if wait:  # nothing is in flight after a drain
+            if self._log is not None:
+                assert loss is not None, "the logging rank is on the last stage"
+                self._write(self._log, batch, mean, tokens)
+            elif wait:  # nothing is in flight after a drain
                 for values in batch.pending:
                     values.read()
 

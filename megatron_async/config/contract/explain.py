@@ -5,6 +5,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from megatron_async.checkpoint import on_resume
 from megatron_async.config.contract.check import ROWS, rows_of
 from megatron_async.config.contract.row import Status
 
@@ -61,3 +62,10 @@ def _tables() -> Iterator[str]:
             when = f"{row.when[0].upper()}{row.when[1:]}: " if row.when else ""
             yield f"| {options} | {when}{row.reason} | {(row.shown_by and f'`{row.shown_by}`') or row.instead} |"
         yield ""
+    yield "## On resume\n"
+    yield "These are compared with the saved run's before anything is loaded. Every other option may change.\n"
+    yield "| What depends on them | Options | May change with |\n|---|---|---|"
+    for fixed in on_resume.TABLE:
+        options = " ".join(dict.fromkeys(f"`{on_resume.option(name)}`" for name in fixed.names))
+        yield f"| {fixed.what} | {options} | {' '.join(f'`{flag}`' for flag in fixed.unless.split())} |"
+    yield ""

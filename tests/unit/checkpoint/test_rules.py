@@ -10,6 +10,7 @@ from megatron_async.checkpoint import folder, manifest, rules
 
 SAVED = {
     **{"num_layers": 4, "optimizer": "adam", "train_iters": 100, "lr": 0.1, "lr_decay_iters": None, "seed": 7},
+    "layernorm_epsilon": 1e-6,
     "lr_warmup_init": 0.0,
 }
 
@@ -38,6 +39,7 @@ def arguments(**changes: object) -> argparse.Namespace:
         ({"num_layers": 8}, "--num-layers is 8"),
         ({"optimizer": "muon"}, "--optimizer is muon"),
         ({"seed": 8}, "--seed is 8"),
+        ({"layernorm_epsilon": 1e-5}, "--norm-epsilon is 1e-05"),
         ({"lr": 0.2}, "--lr is 0.2"),
         ({"train_iters": 200}, "--lr-decay-iters is 200"),
         ({"lr_warmup_init": 0.1}, "--lr-warmup-init is 0.1"),

@@ -22,7 +22,7 @@ from megatron.training import global_vars, initialize  # noqa: E402
 from megatron.training.training import get_megatron_optimizer_config, get_optimizer_param_scheduler  # noqa: E402
 
 from megatron_async import pretrain  # noqa: E402
-from megatron_async.checkpoint import store  # noqa: E402
+from megatron_async.checkpoint import on_resume, store  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.config.contract import explain, inert, refused, shown  # noqa: E402
 from megatron_async.config.contract.check import ROWS  # noqa: E402
@@ -224,6 +224,23 @@ def test_explain():
     assert "refused with a gradient delay: its dynamic loss scale" in text
     text, known = explain.explain(["--keep-last", "--no-such-thing"])
     assert not known and "an option of megatron_async" in text and "--no-such-thing: no such option" in text
+
+
+# Options of the model that a resumed run may change: random numbers, initial weights, precision, memory, ablations.
+FREE = """hidden-dropout attention-dropout init-method-std embedding-init-method-std apply-query-key-layer-scaling
+attention-softmax-in-fp32 padded-vocab-size use-rotary-position-embeddings moe-router-dtype moe-input-jitter-eps
+moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy moe-layer-recompute
+moe-router-quantile-balancing-ema""".split()
+
+
+def test_every_option_of_the_model_has_a_rule_for_a_resume(megatron, checked):
+    fixed = [name for row in on_resume.TABLE for name in row.names]
+    assert len(fixed) == len(set(fixed)) and all(hasattr(checked, name) for name in fixed)
+    options = [flag for row in shown.ROWS if row.reason.startswith("part of the ") for flag, _ in row.entries]
+    assert len(options) > 60
+    assert [flag for flag in options if (megatron[flag].dest in fixed) == (flag in FREE)] == []
+    named = {on_resume.option(name).removeprefix("--") for name in fixed} - set(megatron)
+    assert named == set(), "an option that the message names"
 
 
 KERNELS = {
