@@ -135,26 +135,21 @@ CHANGES = {
         """,
     ("1F1B", "--fp16"): """
         | --loss-scale 8
+        | --initial-loss-scale 8
         """,
 }
-# The numbers of the run without the option: it is about memory, speed or the layout.
+# The numbers of the run without the options, which share a run: they are about memory, speed or the layout.
 KEEPS = {
     ("2BW", ""): """
-        --recompute-activations
-        --mlp-chunks-for-training 2
-        --enable-experimental
-        --accumulate-allreduce-grads-in-fp32
-        --attention-softmax-in-fp32
-        --apply-query-key-layer-scaling
-        --decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2
-        --make-vocab-size-divisible-by 16
-        --padded-vocab-size 72
+        --recompute-activations --mlp-chunks-for-training 2 --enable-experimental \
+        --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --apply-query-key-layer-scaling \
+        --decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2 --make-vocab-size-divisible-by 16 \
         --max-position-embeddings 32
+        --padded-vocab-size 72
         --normalization RMSNorm | --apply-layernorm-1p
         """,
     ("2BW", EXPERTS): """
-        --moe-layer-recompute
-        --moe-router-dtype fp32
+        --moe-layer-recompute --moe-router-dtype fp32
         --moe-expert-capacity-factor 2 | --moe-pad-expert-input-to-capacity
         """,
     ("2BW", "--num-layers 3 --decoder-first-pipeline-num-layers 2"): """
@@ -164,14 +159,11 @@ KEEPS = {
         --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split
         """,
     ("2BW x TP2", "--normalization RMSNorm"): """
-        --no-clone-scatter-output-in-embedding
-        --use-tp-pp-dp-mapping
+        --no-clone-scatter-output-in-embedding --use-tp-pp-dp-mapping
         """,
     ("2BW x DP2", ""): """
-        --use-distributed-optimizer --ddp-bucket-size 2000
-        --use-distributed-optimizer --ddp-num-buckets 3
-        --use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw
-        --use-tp-pp-dp-mapping
+        --use-distributed-optimizer --ddp-bucket-size 2000 --use-tp-pp-dp-mapping
+        --use-distributed-optimizer --ddp-num-buckets 3 --ddp-pad-buckets-for-high-nccl-busbw
         """,
     ("TP2 x EP2", f"{EXPERTS} --normalization RMSNorm"): """
         | --expert-tensor-parallel-size 1
@@ -184,8 +176,7 @@ KEEPS = {
         --no-overlap-p2p-communication
         """,
     ("DP2", ""): """
-        --overlap-grad-reduce
-        --overlap-grad-reduce | --no-align-grad-reduce
+        --overlap-grad-reduce --no-align-grad-reduce
         """,
 }
 # Random numbers: the first batch has the loss of Megatron's own 1F1B, whose forwards come in the same order.
@@ -201,16 +192,11 @@ RANDOM = {
 # Options of the run that saves | of the run that loads: after it, the numbers of the undisturbed run, or others.
 RESUMES = {
     "keeps": """
-        --no-ckpt-fully-parallel-save |
-        --ckpt-fully-parallel-save-process-group ep_dp |
-        --ckpt-assume-constant-structure |
-        --no-save-rng | --no-load-rng
-        | --ckpt-fully-parallel-load
-        | --ckpt-fully-parallel-load --ckpt-fully-parallel-load-exchange-algo gather_object
-        | --ckpt-fully-parallel-load --ckpt-fully-parallel-load-process-group ep_dp
-        | --no-ckpt-load-validate-sharding-integrity
-        | --dist-ckpt-strictness raise_all
-        | --exit-on-missing-checkpoint
+        --ckpt-fully-parallel-save-process-group ep_dp --ckpt-assume-constant-structure | \
+        --ckpt-fully-parallel-load --ckpt-fully-parallel-load-exchange-algo gather_object \
+        --no-ckpt-load-validate-sharding-integrity --exit-on-missing-checkpoint
+        --no-ckpt-fully-parallel-save --no-save-rng | --no-load-rng --ckpt-fully-parallel-load \
+        --ckpt-fully-parallel-load-process-group ep_dp --dist-ckpt-strictness raise_all
         """,
     "changes": """
         --no-save-optim | --no-load-optim
@@ -323,7 +309,7 @@ def set_problem(words: str, run: Callable[[str, int], Outcome]) -> str | None:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    return filter(None, map(str.strip, text.splitlines()))
+    return filter(None, (" ".join(line.split()) for line in text.splitlines()))
 
 
 def checks(run: Callable[[str, int], Outcome]) -> Iterator[tuple[str, Callable[[], str | None]]]:

