@@ -152,8 +152,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         "tests/unit/training/test_writers.py",
-        "log-validation-ppl-to-tensorboard tensorboard-log-interval",
-        "values that TensorBoard's writer is given",
+        "log-validation-ppl-to-tensorboard tensorboard-log-interval moe-per-layer-logging wandb-save-dir wandb-entity",
+        "what TensorBoard's and wandb's writers are given",
     ),
     _shown(
         "tests/unit/training/test_profiling.py",
@@ -177,7 +177,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         "tests/unit/data/test_datasets.py",
-        "data-cache-path reset-position-ids eod-mask-loss no-create-attention-mask-in-dataloader",
+        "data-cache-path reset-position-ids eod-mask-loss no-create-attention-mask-in-dataloader no-mmap-bin-files "
+        "num-dataset-builder-threads mid-level-dataset-surplus allow-ambiguous-pad-tokens",
         "samples of Megatron's GPTDataset",
     ),
     _shown("tests/unit/data/test_prepare.py", "tokenizer-model", "Megatron's tokenizers"),
@@ -201,30 +202,29 @@ ROWS: tuple[Row, ...] = (
         "kernels of Megatron-Core, which reads them from its TransformerConfig; on CPUs fused ones are off",
     ),
     _shown(
-        CONTRACT,
-        "initial-loss-scale min-loss-scale loss-scale-window hysteresis",
-        "Megatron's loss scaler, which the optimizer's configuration makes",
+        "tests/unit/config/test_effects.py",
+        "initial-loss-scale min-loss-scale loss-scale-window hysteresis lr-wsd-decay-samples tiktoken-pattern "
+        "tiktoken-num-special-tokens null-tokenizer-eod-id null-tokenizer-pad-id",
+        "the loss scale, learning rate or tokenizer that Megatron builds from them",
     ),
     _shown(
         CONTRACT,
-        "per-dataset-sequences-path dataloader-fast-cache-load dataloader-defer-npy-index-mmap "
-        "no-mmap-bin-files num-dataset-builder-threads mid-level-dataset-surplus allow-ambiguous-pad-tokens",
+        "per-dataset-sequences-path dataloader-fast-cache-load dataloader-defer-npy-index-mmap",
         "Megatron's GPTDataset reads them from its configuration",
     ),
     _shown(
         CONTRACT,
-        "vocab-file merge-file tokenizer-metadata tokenizer-special-tokens tiktoken-pattern "
-        "tiktoken-num-special-tokens tokenizer-sentencepiece-legacy "
+        "vocab-file merge-file tokenizer-metadata tokenizer-special-tokens "
+        "tokenizer-sentencepiece-legacy "
         "no-tokenizer-sentencepiece-ignore-extra-whitespaces tokenizer-hf-no-use-fast "
-        "tokenizer-hf-no-include-special-tokens trust-remote-code null-tokenizer-eod-id null-tokenizer-pad-id",
+        "tokenizer-hf-no-include-special-tokens trust-remote-code",
         "Megatron builds the tokenizer from them",
     ),
     _shown(
         CONTRACT,
         "distributed-backend distributed-timeout-minutes disable-gloo-process-groups disable-jit-fuser "
         "exit-duration-in-mins logging-level save-retain-interval pretrained-checkpoint "
-        "moe-per-layer-logging lr-wsd-decay-samples "
-        "wandb-save-dir wandb-entity flight-recorder-dump-path "
+        "flight-recorder-dump-path "
         "flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace "
         "no-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec",
         "the code that reads them is called with Megatron's arguments",

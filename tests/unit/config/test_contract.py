@@ -19,7 +19,6 @@ platform.activate("cpu")
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 from megatron.training import global_vars, initialize  # noqa: E402
-from megatron.training.training import get_megatron_optimizer_config, get_optimizer_param_scheduler  # noqa: E402
 
 from megatron_async import pretrain  # noqa: E402
 from megatron_async.checkpoint import on_resume, store  # noqa: E402
@@ -33,7 +32,6 @@ from megatron_async.data.datasets import dataset_config  # noqa: E402
 from megatron_async.mcore import parallel  # noqa: E402
 from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
 from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
-from megatron_async.training import log  # noqa: E402
 from tests.distributed.jobs import BASE  # noqa: E402
 from tools import document_arguments  # noqa: E402
 
@@ -273,35 +271,21 @@ def test_kernels_reach_the_configuration_of_the_model(checked):
     assert config.bias_activation_fusion and config.persist_layer_norm
 
 
-def test_the_loss_scaler_reaches_the_optimizer(checked):
-    values = {"initial_loss_scale": 8.0, "min_loss_scale": 2.0, "loss_scale_window": 3.0, "hysteresis": 5}
-    config, _ = get_megatron_optimizer_config(argparse.Namespace(**vars(checked) | values))
-    assert {name: getattr(config, name) for name in values} == values
-
-
 def test_data_options_reach_the_data_set(checked):
-    values = {
-        "mid_level_dataset_surplus": 0.5,
-        "dataloader_fast_cache_load": True,
-        "dataloader_defer_npy_index_mmap": True,
-        "mmap_bin_files": False,
-        "num_dataset_builder_threads": 3,
-        "allow_ambiguous_pad_tokens": True,
-    }
-    args = argparse.Namespace(**vars(checked) | values)
+    args = argparse.Namespace(
+        **vars(checked) | {"dataloader_fast_cache_load": True, "dataloader_defer_npy_index_mmap": True}
+    )
     config = dataset_config(
         args, DataSources(None, None, ()), SimpleNamespace(vocab_size=61, eod=0, pad=-1), (8, 4, 4), "cache"
     )
-    found = vars(config)
-    assert found["fast_cache_load"] and found["defer_npy_index_mmap"] and found["allow_ambiguous_pad_tokens"]
-    assert (found["mmap_bin_files"], found["num_dataset_builder_threads"]) == (False, 3)
+    assert config.fast_cache_load and config.defer_npy_index_mmap
 
 
 READERS = {
-    build_tokenizer: "vocab_file merge_file metadata_path special_tokens tiktoken_pattern tiktoken_num_special_tokens "
+    build_tokenizer: "vocab_file merge_file metadata_path special_tokens "
     "tokenizer_sentencepiece_legacy tokenizer_sentencepiece_ignore_extra_whitespaces tokenizer_hf_no_use_fast "
-    "tokenizer_hf_no_include_special_tokens trust_remote_code null_tokenizer_eod_id null_tokenizer_pad_id",
-    global_vars: "disable_jit_fuser wandb_save_dir wandb_entity",
+    "tokenizer_hf_no_include_special_tokens trust_remote_code",
+    global_vars: "disable_jit_fuser",
     initialize: "logging_level flight_recorder_dump_path flight_recorder_trace_buffer_size "
     "flight_recorder_dump_on_timeout flight_recorder_include_stack_trace flight_recorder_include_only_active "
     "flight_recorder_extra_dump_on_exec",
@@ -309,8 +293,6 @@ READERS = {
     pretrain: "exit_duration_in_mins",
     store: "save_retain_interval pretrained_checkpoint",
     TransformerConfig: "apply_rope_fusion moe_permute_fusion moe_router_fusion",
-    log: "moe_per_layer_logging",
-    get_optimizer_param_scheduler: "lr_wsd_decay_samples",
     datasets: "per_dataset_sequences_path",
 }
 """What a run calls, and the arguments that it reads, where an effect would need a GPU, a service or a network."""

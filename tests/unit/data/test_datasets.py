@@ -268,3 +268,37 @@ def test_one_document_per_sequence(tmp_path: Path, make_arguments: MakeArguments
     assert sorted(steps) == sorted(pair for document in documents for pair in pairwise(document))
     orders = [[train[index]["tokens"][0].item() for index in range(start, start + 7)] for start in (0, 7)]
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+
+
+def samples_of(dataset: Any, count: int) -> list[list[int]]:
+    return [dataset[number]["tokens"].tolist() for number in range(count)]
+
+
+@pytest.mark.parametrize("word", ["--no-mmap-bin-files", "--num-dataset-builder-threads=2"])
+def test_ways_to_read_give_the_same_samples(word: str, data: dict[str, str], make_arguments: MakeArguments) -> None:
+    blend = ("--train-data-path", "1", data["a"], "2", data["b"])
+    plain, _, _ = build(make_arguments, blend, (30, 0, 0))
+    other, _, _ = build(make_arguments, (*blend, word), (30, 0, 0))
+    assert samples_of(other, 30) == samples_of(plain, 30)
+    readers = [type(train.datasets[0].dataset.bin_reader).__name__ for train in (plain, other)]
+    assert (readers[0] == readers[1]) == ("threads" in word), "files are mapped into memory, or read"
+
+
+def test_surplus_of_the_sets_in_a_blend(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    """--mid-level-dataset-surplus: how many samples more each set has than its share."""
+    blend = ("--train-data-path", "1", data["a"], "1", data["b"])
+    asked = [
+        build(make_arguments, (*blend, "--mid-level-dataset-surplus", surplus), (400, 0, 0))[0].datasets[0].num_samples
+        for surplus in ("0.01", "0.5")
+    ]
+    assert asked == [202, 300]
+
+
+def test_padding_that_is_also_an_end(data: dict[str, str], make_arguments: MakeArguments) -> None:
+    """--allow-ambiguous-pad-tokens masks the loss of such tokens; without it they are ends of documents."""
+    words = ("--train-data-path", data["a"], "--null-tokenizer-pad-id", str(END))
+    masks = []
+    for more in ((), ("--allow-ambiguous-pad-tokens",)):
+        train, _, _ = build(make_arguments, (*words, *more), (20, 0, 0))
+        masks.append(torch.cat([train[number]["loss_mask"] for number in range(20)]))
+    assert masks[0].all() and not masks[1].all()

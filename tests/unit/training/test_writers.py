@@ -58,6 +58,22 @@ def test_the_writer_gets_what_was_asked_for(capsys):
     ]
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_each_layer_of_experts_is_logged_on_request(wanted, capsys):
+    """`--moe-per-layer-logging`, with Megatron's names."""
+    written: dict[str, float] = {}
+    writer = types.SimpleNamespace(
+        add_scalar=lambda name, value, step: written.update({name: value}), flush=lambda: None
+    )
+    args = argparse.Namespace(
+        **{"iteration": 0, "train_iters": 1, "log_interval": 9, "moe_per_layer_logging": wanted},
+        **{"tensorboard_log_interval": 1, "log_validation_ppl_to_tensorboard": False},
+    )
+    log = Log(args, metrics_file=None, writer=writer, wandb=None)
+    log.batch({"iteration": 1, "skipped": 0, "lm_loss": 2.0, "moe_layers": {"2": {"load_balancing_loss": 1.5}}})
+    assert ("moe/load_balancing_loss_layer_1" in written) == wanted
+
+
 @pytest.fixture
 def client(monkeypatch):
     """A stand-in for wandb that records its calls and fails where it is told to."""
@@ -82,8 +98,15 @@ def test_wandb_needs_no_save_folder(client, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert writers.wandb(arguments()) is not None
     ((_, _, options),) = client.calls
-    assert options["dir"] == "." and f"files in {tmp_path}" in capsys.readouterr().out
+    assert options["dir"] == "." and "entity" not in options and f"files in {tmp_path}" in capsys.readouterr().out
     assert writers.wandb(arguments(world_size=2)) is None, "one rank logs"
+
+
+def test_wandb_takes_its_place_and_owner(client, tmp_path):
+    """`--wandb-save-dir` and `--wandb-entity`; the folder of `--save` is left alone."""
+    writers.wandb(arguments(save=str(tmp_path / "save"), wandb_save_dir=str(tmp_path / "w"), wandb_entity="team"))
+    ((_, _, options),) = client.calls
+    assert options["dir"] == str(tmp_path / "w") and options["entity"] == "team" and not (tmp_path / "save").exists()
 
 
 def test_an_unreachable_server_makes_the_run_an_offline_one(client, tmp_path, capsys):

@@ -1,0 +1,98 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Effects of options that show without a run: what is built from checked arguments."""
+
+import base64
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from megatron.core import optimizer as megatron_optimizer  # noqa: E402
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
+from megatron.training import training  # noqa: E402
+
+from megatron_async.config import arguments  # noqa: E402
+from megatron_async.mcore import parallel  # noqa: E402
+from tests.distributed.jobs import BASE, line  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+
+
+def loss_scaler(*words):
+    args = arguments.parse([*BASE, "--fp16", *words])
+    config, _ = training.get_megatron_optimizer_config(args)
+    with parallel.alone(args):
+        return megatron_optimizer._get_megatron_optimizer_based_on_param_groups(config, [], []).grad_scaler
+
+
+def scales(scaler, overflows):
+    found = []
+    for overflow in overflows:
+        scaler.update(overflow)
+        found.append(float(scaler.scale))
+    return found
+
+
+def test_the_loss_scale_falls_and_grows():
+    """From --initial-loss-scale: halved after --hysteresis overflows, doubled after --loss-scale-window batches."""
+    words = "--initial-loss-scale 16 --min-loss-scale 4 --loss-scale-window 3 --hysteresis 2".split()
+    assert scales(loss_scaler(*words), [True] * 5) == [16, 8, 4, 4, 4]
+    assert scales(loss_scaler(*words), [False] * 7) == [16, 16, 32, 32, 32, 64, 64]
+    assert scales(loss_scaler(*words, "--hysteresis", "4"), [True] * 5) == [16, 16, 16, 8, 4]
+
+
+def test_the_last_decay_counts_samples(monkeypatch):
+    """--lr-wsd-decay-samples: the rate is constant, and falls linearly over the last samples."""
+    counted = (
+        "--train-samples 40 --global-batch-size 4 --lr 1.0 --min-lr 0 --lr-decay-style WSD --lr-wsd-decay-style linear"
+    )
+
+    def rates(samples):
+        args = arguments.parse(line([*counted.split(), "--lr-wsd-decay-samples", str(samples)]))
+        monkeypatch.setattr(training, "get_args", lambda: args)
+        group = {"lr": 0.0, "weight_decay": 0.0}
+        scheduler = training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[group]))
+        return [scheduler.get_lr(group) for _ in range(10) if scheduler.step(4) is None]
+
+    assert rates(8) == pytest.approx([1.0] * 8 + [0.5, 0.0])
+    assert rates(16) == pytest.approx([1.0] * 6 + [0.75, 0.5, 0.25, 0.0])
+
+
+def tokenizer(*words):
+    base = [word for word in BASE if word not in ("--tokenizer-type", "NullTokenizer", "--vocab-size", "61")]
+    return build_tokenizer(arguments.parse([*base, *map(str, words)]))
+
+
+def test_the_ends_of_documents_without_a_tokenizer():
+    null = ("--tokenizer-type", "NullTokenizer", "--vocab-size", 61)
+    assert tokenizer(*null).eod == 60
+    made = tokenizer(*null, "--null-tokenizer-eod-id", 5, "--null-tokenizer-pad-id", 7)
+    assert (made.eod, made.pad) == (5, 7)
+
+
+def test_tiktoken_cuts_words_and_keeps_ids_for_special_tokens(tmp_path):
+    """--tiktoken-pattern and --tiktoken-num-special-tokens: v1 lets a word hold two kinds of letters, v2 cuts there."""
+    pairs = [bytes([byte]) for byte in range(256)] + [b"aB"]
+    ranks = [
+        {"rank": rank, "token_bytes": base64.b64encode(pair).decode(), "token_str": str(rank)}
+        for rank, pair in enumerate(pairs)
+    ]
+    (tmp_path / "vocab.json").write_text(json.dumps(ranks))
+
+    def made(pattern, special):
+        return tokenizer(
+            *("--tokenizer-type", "TikTokenizer", "--tokenizer-model", tmp_path / "vocab.json"),
+            *("--vocab-size", 257 + special, "--tiktoken-pattern", pattern, "--tiktoken-num-special-tokens", special),
+        )
+
+    assert made("v1", 10).tokenize("aB") == [266]
+    assert made("v1", 20).tokenize("aB") == [276]
+    assert made("v2", 10).tokenize("aB") == [10 + ord("a"), 10 + ord("B")]
