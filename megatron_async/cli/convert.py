@@ -1,8 +1,14 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Convert between Megatron checkpoints and Hugging Face folders.
+"""Convert between Megatron checkpoints and Hugging Face folders, and between checkpoints of GPTs and HybridModels.
 
     megatron-async convert to-hf --load runs/mine/checkpoints --save runs/mine/hf --tokenizer FOLDER
     megatron-async convert from-hf --load HF_FOLDER --save runs/start
+    megatron-async convert to-hybrid --load runs/mine/checkpoints --save runs/hybrid
+    megatron-async convert to-gpt --load runs/hybrid --save runs/gpt
+
+to-hybrid writes a checkpoint of a GPT, ours or Megatron's, as that of the HybridModel with --hybrid-layer-pattern that
+has the same layers, to-gpt the other way, both with the optimizer's state. A run with the arguments of a GPT saves
+those of a GPT, whatever --model-class says.
 
 to-hf reads a checkpoint of any parallel layout, chosen as a run chooses it; from-hf writes one that any layout loads.
 Architectures: LlamaForCausalLM (SmolLM2), Qwen3MoeForCausalLM (the 2B MoE), Qwen3NextForCausalLM (the 10B hybrid).
@@ -17,6 +23,8 @@ from pathlib import Path
 from megatron_async import platform
 
 DTYPES = ("float32", "bfloat16")
+_LOADED = "folder that --save of a run wrote to, or one checkpoint in it"
+_STEP = "iteration to read (default: the newest complete checkpoint)"
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -28,15 +36,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     directions = parser.add_subparsers(dest="direction", required=True)
     export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
     start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
+    for name, other in (("to-hybrid", "GPT to HybridModel"), ("to-gpt", "HybridModel to GPT")):
+        rename = directions.add_parser(name, help=other)
+        rename.add_argument("--load", type=Path, required=True, help=_LOADED)
+        rename.add_argument("--save", type=Path, required=True, help="new folder")
+        rename.add_argument("--ckpt-step", type=int, help=_STEP)
     sources = (
-        (export, "folder that --save of a run wrote to, or one checkpoint in it", "the run's"),
+        (export, _LOADED, "the run's"),
         (start, "folder to read", "float32"),
     )
     for direction, reads, default in sources:
         direction.add_argument("--load", type=Path, required=True, help=reads)
         direction.add_argument("--save", type=Path, required=True, help="folder to write")
         direction.add_argument("--dtype", choices=DTYPES, help=f"type of the written weights (default: {default})")
-    export.add_argument("--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)")
+    export.add_argument("--ckpt-step", type=int, help=_STEP)
     export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
     export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
     return parser.parse_args(argv)
@@ -48,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     platform.activate_or_exit("cpu")
     try:
-        print(_export(options) if options.direction == "to-hf" else _import(options))
+        print(_WAYS[options.direction](options))
     except ValueError as error:
         lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
         print(f"megatron-async convert: nothing was converted\n{lines}", file=sys.stderr)
@@ -97,3 +110,15 @@ def _import(options: argparse.Namespace) -> str:
         f"{options.save}: {architecture.name}. Start a run from it with\n"
         f"--load {shlex.quote(str(options.save))} --finetune {shlex.join(words)}"
     )
+
+
+def _rename(options: argparse.Namespace) -> str:
+    from megatron_async.checkpoint import conversion, folder
+
+    source = folder.locate(options.load, options.ckpt_step)
+    args = conversion.convert(source, options.save, to_gpt=options.direction == "to-gpt")
+    pattern = "" if args.hybrid_layer_pattern is None else f", --hybrid-layer-pattern '{args.hybrid_layer_pattern}'"
+    return f"{options.save}: {source.name} with {args.num_layers} layers{pattern}"
+
+
+_WAYS = {"to-hf": _export, "from-hf": _import, "to-hybrid": _rename, "to-gpt": _rename}

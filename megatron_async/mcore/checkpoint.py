@@ -6,11 +6,12 @@ import contextlib
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core import dist_checkpointing, mpu
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies import filesystem_async as _filesystem
 from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
@@ -54,6 +55,49 @@ def load_model_weights(chunk: Any, checkpoint: Path) -> None:
     metadata = dist_checkpointing.load_content_metadata(str(checkpoint))
     wanted = {"model": sharded_state(chunk, _sharding(metadata))}
     chunk.load_state_dict(dist_checkpointing.load(wanted, str(checkpoint))["model"])
+
+
+class Place(NamedTuple):
+    """Where a checkpoint has an object: its name, the shape of a grid of such objects, and its place there."""
+
+    name: str
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
+
+
+class Contents(NamedTuple):
+    """All of a checkpoint: whole tensors by name, objects, and the rest, which every rank reads."""
+
+    tensors: dict[str, torch.Tensor]
+    objects: dict[Place, Any]
+    common: dict[str, Any]
+
+
+def read(checkpoint: Path) -> Contents:
+    """Everything in a distributed checkpoint of any layout, whole."""
+    found = load_sharded_metadata(str(checkpoint))
+    wanted = {key: item for key, item in found.items() if not key.startswith("common_state/")}
+    common = dist_checkpointing.load(dict(wanted), str(checkpoint), validate_access_integrity=False)
+    values = {key: (item, common.pop(key)) for key, item in wanted.items()}
+    tensors = {key: value for key, (item, value) in values.items() if isinstance(item, ShardedTensor)}
+    return Contents(
+        tensors,
+        {
+            Place(item.key, tuple(item.global_shape), tuple(item.global_offset)): value
+            for key, (item, value) in values.items()
+            if key not in tensors
+        },
+        common,
+    )
+
+
+def write(contents: Contents, checkpoint: Path) -> None:
+    """Write a whole checkpoint from one process."""
+    state = dict(contents.common)
+    metadata = state.pop("content_metadata", None)
+    state |= {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in contents.tensors.items()}
+    state |= {str(place): ShardedObject(place.name, value, *place[1:]) for place, value in contents.objects.items()}
+    dist_checkpointing.save(state, str(checkpoint), content_metadata=metadata)
 
 
 def save_model_weights(chunk: Any, args: argparse.Namespace, checkpoint: Path) -> None:

@@ -33,6 +33,11 @@ MESSAGES = (
         "this package switches it off: it would keep all micro-batches of a run",
     ),
     Message(
+        "megatron.core.dist_checkpointing.strategies.torch",
+        "MCore's async save is deprecated",
+        "Megatron's own writer uses it for every checkpoint of one process, synchronous ones too",
+    ),
+    Message(
         "megatron.core.datasets.gpt_dataset",
         "Unable to save MockGPTDataset indexes",
         "mock data have no file whose index could be kept",

@@ -36,7 +36,8 @@ BEYOND_HYBRID = (
 """Arguments of a GPT that HybridModel does not read, that go by the number of a layer, or, the last, that Megatron
 calls experimental there."""
 
-_MIXERS, _BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
+MIXERS, BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
+"""Letters of the halves of a GPT's layer."""
 
 
 def layers_of(pattern: str) -> str:
@@ -78,7 +79,7 @@ def complete(args: argparse.Namespace, stages: int) -> None:
 
 def default_class(args: argparse.Namespace) -> str:
     """The value of `--model-class` where it is not given."""
-    return "gpt" if args.hybrid_layer_pattern is None and _beyond_hybrid(args) else "hybrid"
+    return "gpt" if args.hybrid_layer_pattern is None and beyond_hybrid(args) else "hybrid"
 
 
 def model_config(args: argparse.Namespace) -> Any:
@@ -93,11 +94,16 @@ def model_config(args: argparse.Namespace) -> Any:
     return config
 
 
-def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
-    """Checked arguments of a GPT -> those of the HybridModel with the same layers on the same stages."""
+def letters_of_gpt(args: argparse.Namespace) -> list[str]:
+    """The two letters of each layer of a GPT."""
     linear = linear_attention_pattern(args)
     experts = moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
-    letters = [_MIXERS[mixer] + _BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
+    return [MIXERS[mixer] + BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
+
+
+def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
+    """Checked arguments of a GPT -> those of the HybridModel with the same layers on the same stages."""
+    letters = letters_of_gpt(args)
     stages = chain.from_iterable(zip(*layers_by_chunk(args), strict=True))  # in the order of the layers
     changed = argparse.Namespace(**vars(args))
     changed.hybrid_layer_pattern = Symbols.PIPE.join("".join(letters[layer] for layer in stage) for stage in stages)
@@ -110,7 +116,8 @@ def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
     return changed
 
 
-def _beyond_hybrid(args: argparse.Namespace) -> list[str]:
+def beyond_hybrid(args: argparse.Namespace) -> list[str]:
+    """Given options that HybridModel lacks."""
     return [f"--{name.replace('_', '-')}" for name in BEYOND_HYBRID if getattr(args, name)]
 
 
@@ -118,7 +125,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with `--model-class`, and with `--hybrid-layer-pattern`, with the position in the pattern (from 0)."""
     pattern = args.hybrid_layer_pattern
     if pattern is None:
-        if args.model_class == "hybrid" and (given := _beyond_hybrid(args)):
+        if args.model_class == "hybrid" and (given := beyond_hybrid(args)):
             yield f"--model-class hybrid with {', '.join(given)}: only GPTModel has it. Leave one of them out."
         return
     if args.model_class == "gpt":

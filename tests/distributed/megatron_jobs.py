@@ -78,3 +78,11 @@ def train(arguments: Sequence[str]) -> Outcome:
     outcome.weights = weights_of(model)
     run.close()
     return outcome
+
+
+def convert(words: Sequence[str]) -> int:
+    """Exit status of `megatron-async convert`."""
+    from megatron_async.cli import convert as command
+
+    with _may_start_processes():
+        return command.main(list(words))

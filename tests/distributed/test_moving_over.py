@@ -49,3 +49,21 @@ def test_a_run_of_ours_goes_on_in_megatrons_loop(pool, tmp_path):
     here(pool, f"{recipe} --save {tmp_path} --save-interval 3 --exit-interval 3")
     load = f"{MUON} {PP2} --load {tmp_path}"
     assert_same_end(here(pool, load), megatron(pool, load), **CLOSE)
+
+
+def test_a_hybrid_model_goes_on_in_megatrons_loop_of_gpts_and_back(pool, tmp_path):
+    """Through `megatron-async convert`, on two stages, with the state of the optimizer."""
+    model = f"{MUON} --hybrid-layer-pattern *-*-|*-*-"
+    here(pool, f"{model} {DELAYED} --save {tmp_path}/hybrid --save-interval 3 --exit-interval 3")
+    converted(pool, "to-gpt", tmp_path / "hybrid", tmp_path / "gpt")
+    ours = here(pool, f"{model} {PP2} --load {tmp_path}/hybrid")
+    theirs = megatron(pool, f"{MUON} {PP2} --load {tmp_path}/gpt --save {tmp_path}/megatron --save-interval 5")
+    assert ours[-1].losses == pytest.approx(theirs[-1].losses, rel=1e-5)
+    converted(pool, "to-hybrid", tmp_path / "megatron", tmp_path / "back", "--ckpt-step", "5")
+    back = here(pool, f"{model} {PP2} --load {tmp_path}/back")
+    assert back[-1].losses == pytest.approx(theirs[-1].losses[-1:], rel=1e-5)
+
+
+def converted(pool, way, source, target, *more):
+    words = [way, "--load", str(source), "--save", str(target), *more]
+    assert pool.run("tests.distributed.megatron_jobs:convert", words, ranks=1) == [0]

@@ -1,0 +1,204 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a GPT and of the HybridModel whose pattern has its layers, one into the other, with all they hold.
+
+A GPT names a layer once, `decoder.layers.3.`, or, where its layers are all alike, gives every tensor an axis of layers
+and no number. A HybridModel with a pattern names the two halves of the layer, `decoder.layers.6.` and `.7.`. Prefixes
+for optimizer state and older weight versions stay.
+"""
+
+import argparse
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_async.checkpoint import folder, manifest
+from megatron_async.checkpoint.manifest import json_value
+from megatron_async.files import write_atomically
+from megatron_async.mcore import checkpoint as distributed
+from megatron_async.mcore.checkpoint import Contents, Place
+from megatron_async.mcore.parallel import alone
+from megatron_async.models import hybrid, one_process
+
+# Name of a tensor or object in a layer. Optimizer state of another shape than its weight is an object that ends in its
+# place in the weight (`_state_of_any_shape` of mcore/patches/megatron.py).
+_IN_LAYER = re.compile(r"(.*?decoder\.layers\.)(?:(\d+)\.)?([a-z].*?)(?:\.([\d_]+)_of_([\d_]+))?")
+_NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")
+_EMPTY = Place("output_layer._extra_state", (1,), (0,))
+"""What a HybridModel saves and a GPT does not."""
+
+
+def convert(source: Path, root: Path, *, to_gpt: bool) -> argparse.Namespace:
+    """Write the checkpoint `source` into the folder `root`; return its arguments.
+
+    Raises:
+        ValueError: the model has no counterpart, an optimizer's state has no names, `root` holds checkpoints.
+    """
+    if folder.checkpoints(root) or folder.pointer(root):
+        raise ValueError(f"--save {root}: holds checkpoints already; give a new folder.")
+    before = distributed.arguments_of(source)
+    changes = gpt_arguments(before) if to_gpt else hybrid_arguments(before)
+    after = argparse.Namespace(**vars(before) | changes)
+    with alone(one_process.arguments_of(source)):
+        contents = distributed.read(source)
+        if unnamed := next((name for name in contents.tensors if name.startswith("optimizer.distributed.")), None):
+            raise ValueError(
+                f"--load {source}: {unnamed} is a buffer without names of parameters. Save once more with "
+                "--dist-ckpt-optim-fully-reshardable."
+            )
+        made = _to_gpt(contents, after) if to_gpt else _to_hybrid(contents)
+        made.common["args"] = after
+        place = root / folder.STAGING / source.name
+        place.mkdir(parents=True)
+        distributed.write(made, place)
+    _publish(source, root, {name: json_value(value) for name, value in changes.items()})
+    return after
+
+
+def gpt_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that change where a HybridModel becomes a GPT; ValueError where there is none."""
+    if args.hybrid_layer_pattern is None:
+        raise ValueError("the checkpoint is a GPT's already")
+    pattern = hybrid.layers_of(args.hybrid_layer_pattern)
+    wrong = (at for at, letter in enumerate(pattern) if letter not in (hybrid.MIXERS, hybrid.BLOCKS)[at % 2])
+    if (at := next(wrong, None)) is not None or len(pattern) % 2:
+        end = "it ends" if at is None else f"{pattern[at]!r}"
+        raise ValueError(
+            f"--hybrid-layer-pattern {pattern}: {end} at position {len(pattern) if at is None else at}. A GPT has "
+            "attention (*) or Gated DeltaNet (G) and a feed-forward block (-) or experts (E) in turn."
+        )
+    linear = [hybrid.MIXERS.index(letter) for letter in pattern[::2]]
+    experts = [hybrid.BLOCKS.index(letter) for letter in pattern[1::2]]
+    every = next((n for n in range(2, len(linear) + 1) if linear == [int(i % n > 0) for i in _numbers(linear)]), None)
+    return _no_split() | {
+        "hybrid_layer_pattern": None,
+        "num_layers": len(linear),
+        "encoder_num_layers": len(linear),
+        "moe_layer_freq": experts if len(set(experts)) > 1 else 1,
+        "experimental_attention_variant": "gated_delta_net" if any(linear) else None,
+        "linear_attention_freq": (every or linear) if any(linear) else None,
+    }
+
+
+def hybrid_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that change where a GPT becomes a HybridModel with a pattern; ValueError where it cannot."""
+    if args.hybrid_layer_pattern is not None:
+        raise ValueError("the checkpoint is a HybridModel's already")
+    if lacking := hybrid.beyond_hybrid(args):
+        raise ValueError(f"HybridModel lacks what this model has: {', '.join(lacking)}")
+    pattern = "".join(hybrid.letters_of_gpt(args))
+    return _no_split() | {
+        "hybrid_layer_pattern": pattern,
+        "num_layers": len(pattern),
+        "encoder_num_layers": len(pattern),
+        "moe_layer_freq": 1,
+        "experimental_attention_variant": None,
+        "linear_attention_freq": None,
+        "model_class": "hybrid",
+    }
+
+
+def _numbers(layers: list[int]) -> range:
+    return range(1, len(layers) + 1)
+
+
+def _no_split() -> dict[str, Any]:
+    names = "pipeline_model_parallel_layout decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers"
+    flags = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    return dict.fromkeys([*names.split(), "virtual_pipeline_model_parallel_size"]) | dict.fromkeys(flags, False)
+
+
+def _to_hybrid(contents: Contents) -> Contents:
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in contents.tensors.items():
+        match = _IN_LAYER.fullmatch(name)
+        if match is None:
+            tensors[name.replace(*_NORMS)] = tensor
+        elif match[2] is not None:
+            tensors[_in_hybrid(match, int(match[2]))] = tensor
+        else:
+            tensors |= {_in_hybrid(match, layer): own.clone() for layer, own in enumerate(tensor)}
+    objects = {_object_in_hybrid(place): value for place, value in contents.objects.items()}
+    return Contents(tensors, objects | {_EMPTY: None}, contents.common)
+
+
+def _object_in_hybrid(place: Place) -> Place:
+    match = _IN_LAYER.fullmatch(place.name)
+    if match is None:
+        return place
+    if match[2] is not None:
+        return place._replace(name=_in_hybrid(match, int(match[2])) + _rest(match))
+    if match[4] is not None:
+        layer, rest = _without_layer(match)
+        return place._replace(name=_in_hybrid(match, layer) + rest)
+    return Place(_in_hybrid(match, place.at[0]), place.shape[1:] or (1,), place.at[1:] or (0,))
+
+
+def _to_gpt(contents: Contents, args: argparse.Namespace) -> Contents:
+    layers, alike = args.num_layers, args.moe_layer_freq == 1 and args.linear_attention_freq is None
+    tensors: dict[str, torch.Tensor] = {}
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in contents.tensors.items():
+        match = _IN_LAYER.fullmatch(name)
+        if match is None:
+            tensors[name.replace(*_NORMS[::-1])] = tensor
+        elif alike:
+            stacks.setdefault(f"{match[1]}{match[3]}", {})[int(match[2]) // 2] = tensor
+        else:
+            tensors[_in_gpt(match)] = tensor
+    tensors |= {name: torch.stack([own[layer] for layer in range(layers)]) for name, own in stacks.items()}
+    objects = {}
+    for place, value in contents.objects.items():
+        match = _IN_LAYER.fullmatch(place.name)
+        if match is not None and alike:
+            objects[_object_of_layers(match, place, layers)] = value
+        elif match is not None:
+            objects[place._replace(name=_in_gpt(match) + _rest(match))] = value
+        elif place != _EMPTY:
+            objects[place] = value
+    return Contents(tensors, objects, contents.common)
+
+
+def _object_of_layers(match: re.Match[str], place: Place, layers: int) -> Place:
+    name, layer = f"{match[1]}{match[3]}", int(match[2]) // 2
+    if match[4] is not None:
+        return place._replace(name=f"{name}.{layer}_{match[4]}_of_{layers}_{match[5]}")
+    if (place.shape, place.at) == ((1,), (0,)):
+        return Place(name, (layers,), (layer,))
+    return Place(name, (layers, *place.shape), (layer, *place.at))
+
+
+def _in_hybrid(match: re.Match[str], layer: int) -> str:
+    second = match[3].startswith(("mlp.", "pre_mlp_layernorm."))
+    return f"{match[1]}{2 * layer + second}.{match[3]}"
+
+
+def _in_gpt(match: re.Match[str]) -> str:
+    return f"{match[1]}{int(match[2]) // 2}.{match[3]}"
+
+
+def _rest(match: re.Match[str]) -> str:
+    return "" if match[4] is None else f".{match[4]}_of_{match[5]}"
+
+
+def _without_layer(match: re.Match[str]) -> tuple[int, str]:
+    (layer, *at), (_, *of) = match[4].split("_"), match[5].split("_")
+    return int(layer), f".{'_'.join(at)}_of_{'_'.join(of)}"
+
+
+def _publish(source: Path, root: Path, changes: dict[str, Any]) -> None:
+    """Complete a written checkpoint as its source is: with a manifest if that has one, else as Megatron does."""
+    place = root / folder.STAGING / source.name
+    found = folder.judge(source)
+    if found.manifest is not None:
+        files = manifest.measure(place, manifest.file_names(place), sync=True)
+        arguments = {**found.manifest.arguments, **changes}
+        manifest.write(place, dataclasses.replace(found.manifest, files=files, arguments=arguments))
+    if source.name == folder.name_of(found.iteration):
+        folder.publish(root, found.iteration)
+        return
+    place.rename(root / folder.RELEASE)
+    place.parent.rmdir()
+    write_atomically(root / folder.TRACKER, folder.RELEASE)
