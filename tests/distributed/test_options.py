@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A few cases of `make options`: initialization, data-parallel overlap, a resume."""
+"""A few cases of `make options`: initialization, data-parallel overlap, a resume, five options at once."""
 
 import pytest
 
-from tests.distributed.options import checks, runner
+from tests.distributed.options import checks, runner, sets_of_five
 
-CHOSEN = ("embedding-init-method-std", "mup-embedding-mult", "--overlap-grad-reduce", "no-save-optim")
+CHOSEN = ("embedding-init-method-std", "--overlap-grad-reduce", "no-save-optim", sets_of_five()[0])
 
 
 @pytest.mark.parametrize("part", CHOSEN)
