@@ -208,6 +208,13 @@ ROWS: tuple[Row, ...] = (
         "the loss scale, learning rate or tokenizer that Megatron builds from them",
     ),
     _shown(
+        "tests/unit/config/test_effects.py",
+        "distributed-backend distributed-timeout-minutes logging-level flight-recorder-dump-path "
+        "flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace "
+        "no-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec",
+        "how process groups and loggers are made, and the variables of torch's flight recorder",
+    ),
+    _shown(
         CONTRACT,
         "per-dataset-sequences-path dataloader-fast-cache-load dataloader-defer-npy-index-mmap",
         "Megatron's GPTDataset reads them from its configuration",
@@ -222,11 +229,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         CONTRACT,
-        "distributed-backend distributed-timeout-minutes disable-gloo-process-groups disable-jit-fuser "
-        "exit-duration-in-mins logging-level save-retain-interval pretrained-checkpoint "
-        "flight-recorder-dump-path "
-        "flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace "
-        "no-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec",
+        "disable-gloo-process-groups disable-jit-fuser exit-duration-in-mins save-retain-interval "
+        "pretrained-checkpoint",
         "the code that reads them is called with Megatron's arguments",
     ),
     _shown("tests/unit/planning/test_full_size.py", "no-initialization", "for runs that load every weight"),

@@ -18,7 +18,7 @@ platform.activate("cpu")
 
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
-from megatron.training import global_vars, initialize  # noqa: E402
+from megatron.training import global_vars  # noqa: E402
 
 from megatron_async import pretrain  # noqa: E402
 from megatron_async.checkpoint import on_resume, store  # noqa: E402
@@ -286,10 +286,7 @@ READERS = {
     "tokenizer_sentencepiece_legacy tokenizer_sentencepiece_ignore_extra_whitespaces tokenizer_hf_no_use_fast "
     "tokenizer_hf_no_include_special_tokens trust_remote_code",
     global_vars: "disable_jit_fuser",
-    initialize: "logging_level flight_recorder_dump_path flight_recorder_trace_buffer_size "
-    "flight_recorder_dump_on_timeout flight_recorder_include_stack_trace flight_recorder_include_only_active "
-    "flight_recorder_extra_dump_on_exec",
-    parallel: "distributed_backend distributed_timeout_minutes use_gloo_process_groups",
+    parallel: "use_gloo_process_groups",
     pretrain: "exit_duration_in_mins",
     store: "save_retain_interval pretrained_checkpoint",
     TransformerConfig: "apply_rope_fusion moe_permute_fusion moe_router_fusion",

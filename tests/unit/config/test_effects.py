@@ -3,6 +3,9 @@
 
 import base64
 import json
+import logging
+import os
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +16,7 @@ platform.activate("cpu")
 
 from megatron.core import optimizer as megatron_optimizer  # noqa: E402
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
-from megatron.training import training  # noqa: E402
+from megatron.training import initialize, training  # noqa: E402
 
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.mcore import parallel  # noqa: E402
@@ -96,3 +99,60 @@ def test_tiktoken_cuts_words_and_keeps_ids_for_special_tokens(tmp_path):
     assert made("v1", 10).tokenize("aB") == [266]
     assert made("v1", 20).tokenize("aB") == [276]
     assert made("v2", 10).tokenize("aB") == [10 + ord("a"), 10 + ord("B")]
+
+
+class Reached(Exception):
+    """The call that a test looks at."""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What the first process group is made with; the call raises `Reached`."""
+    options: dict[str, object] = {}
+
+    def init_process_group(**given):
+        options.update(given)
+        raise Reached
+
+    monkeypatch.setattr(parallel.dist, "init_process_group", init_process_group)
+    return options
+
+
+def test_process_groups_wait_as_long_as_they_are_told(made):
+    """--distributed-timeout-minutes and --distributed-backend."""
+    with pytest.raises(Reached):
+        parallel.initialize(arguments.parse([*BASE, "--distributed-timeout-minutes", "3"]))
+    assert (made["timeout"], made["backend"]) == (timedelta(minutes=3), "gloo")
+
+
+def test_the_flight_recorder_is_set_up_before_the_first_group(made, monkeypatch):
+    """On GPUs Megatron makes that group. Variables that are set stay."""
+    words = (
+        "--flight-recorder-dump-path mine --flight-recorder-trace-buffer-size 7 --no-flight-recorder-dump-on-timeout "
+        "--flight-recorder-include-stack-trace --no-flight-recorder-include-only-active "
+        "--no-flight-recorder-extra-dump-on-exec --distributed-timeout-minutes 3"
+    )
+    args = arguments.parse([*BASE, *words.split()])
+    environ = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}
+    monkeypatch.setattr(initialize, "os", SimpleNamespace(environ=environ, path=os.path))
+    monkeypatch.setattr(initialize, "get_args", lambda: args)
+    with pytest.raises(Reached):
+        initialize._initialize_distributed(None, None, None)
+    assert made["timeout"] == timedelta(minutes=3) and environ == {
+        "TORCH_FR_DUMP_TEMP_FILE": "mine",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "mine",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "9",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_INCLUDE_STACK_TRACE": "1",
+        "TORCH_INCLUDE_ONLY_ACTIVE": "0",
+        "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "0",
+    }
+
+
+def test_loggers_say_as_much_as_they_are_told(monkeypatch):
+    """--logging-level."""
+    root, args = logging.getLogger(), arguments.parse([*BASE, "--logging-level", "13"])
+    monkeypatch.setattr(root, "level", root.level)  # set back afterwards
+    monkeypatch.setattr(initialize, "get_args", lambda: args)
+    initialize.setup_logging()
+    assert root.level == 13
