@@ -54,12 +54,17 @@ class SavedChunk:
         return state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Load the newest weights into the chunk; keep the older ones for `restore`."""
+        """Load the newest weights into the chunk; keep the older ones for `restore`.
+
+        Megatron calls this a second time, with the same state and not strictly, where the first one fails: layers of
+        Transformer Engine have extra state.
+        """
+        newest = dict(state)
         for age in range(1, self._versions + 1):
             prefix = f"older.{age}."
-            names = [name for name in state if name.startswith(prefix)]
-            self._older[age] = {name.removeprefix(prefix): state.pop(name) for name in names}
-        self._chunk.load_state_dict(state, strict=strict)
+            names = [name for name in newest if name.startswith(prefix)]
+            self._older[age] = {name.removeprefix(prefix): newest.pop(name) for name in names}
+        self._chunk.load_state_dict(newest, strict=strict)
 
     def restore(self, history: History) -> None:
         """Copy the loaded older versions into a schedule's history; for missing ages, the oldest there is."""
