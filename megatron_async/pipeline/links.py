@@ -1,8 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Point-to-point traffic of one stage with its neighbors, over one process group for each directed edge.
 
-A receive is posted before the compute that precedes its use, except in the first segment of a process: compiling a
-kernel can synchronize the device, which would wait for a posted receive that may depend on that very kernel.
+A receive is posted before the compute that precedes its use. Compiling a kernel can synchronize the device, which would
+wait for a posted receive that may depend on that very kernel. So the first receive of a segment is posted at its use,
+and in the first segment of a process all are.
 """
 
 from collections import deque
@@ -59,8 +60,6 @@ class Link:
         """Expect so many more messages; fewer, where negative, but not fewer than have been posted for."""
         self._expected += messages
         assert self._expected >= 0
-        if self.post_ahead:
-            self._post()
 
     def receive(self) -> torch.Tensor:
         """Wait for the next message."""

@@ -1,0 +1,112 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+"""The executor, links and updates of the package on simulated hosts and devices: speed, hangs, the simulator's model.
+
+Nothing here was measured on a GPU.
+"""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from megatron_async import platform
+
+platform.activate("cpu")
+
+from benchmarks.device import POLICIES, Machine, StageTimes, simulate_device  # noqa: E402
+from megatron_async.pipeline.links import Link  # noqa: E402
+from megatron_async.pipeline.update import Launch  # noqa: E402
+from megatron_async.schedules import SCHEDULES, make_schedule  # noqa: E402
+from tests.device.pipeline import Run  # noqa: E402
+
+TIMES = StageTimes(forward=20, backward=40, step=5, reduction=20, gather=10)
+MACHINE = Machine(norm=1.0)
+LAUNCHES = {"when-known": Launch.WHEN_KNOWN, "at-once": Launch.AT_ONCE}
+DELAYED = ("2bw", "2bw-eager", "wpipe", "pipedream")
+
+
+def run(name: str, stages: int, microbatches: int, launch: str, *, times=None, machine=MACHINE, **options) -> Run:
+    return Run(name, stages, microbatches, LAUNCHES[launch], times or [TIMES] * stages, machine, **options).go()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(
+    ("name", "stages", "factor"), [("2bw", 4, 1), ("2bw", 8, 1), ("2bw", 4, 2), ("2bw-eager", 4, 2)]
+)
+def test_updates_are_hidden(name, stages, factor, launch):
+    assert run(name, stages, factor * stages, launch).ratio <= (1.02 if factor == 1 else 1.01)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("name", "stages", "microbatches"), [("2bw", 3, 4), ("2bw-eager", 3, 6), ("wpipe", 3, 6)])
+def test_the_simulator_models_what_the_executor_does(name, stages, microbatches, launch):
+    """Up to one step: the first one is never launched at once. The simulator leaves the sum for the log out."""
+    found = run(name, stages, microbatches, launch)
+    modeled = simulate_device(make_schedule(name, stages, microbatches, 6), TIMES, MACHINE, POLICIES[launch])
+    assert found.hung == []
+    for own, spans in zip(found.spans, modeled.spans, strict=True):
+        assert [span.start for span in own] == pytest.approx(
+            [spans[at][0] for at in sorted(spans)], abs=TIMES.step + 0.1
+        )
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("name", DELAYED)
+def test_uneven_replicas_do_not_hang(name, launch):
+    draw = random.Random(f"{name} {launch}")
+    times = [replace(TIMES, forward=draw.uniform(2, 38), backward=draw.uniform(4, 76)) for _ in range(2 * 3)]
+    microbatches = SCHEDULES[name].least_microbatches(3)
+    assert run(name, 3, microbatches, launch, times=times, segments=(1, 3, 2), at_use=1).hung == []
+
+
+def test_one_hardware_queue_drains_the_pipeline_at_each_batch():
+    assert run("2bw", 4, 4, "at-once", machine=replace(MACHINE, one_queue=True)).ratio > 1.4
+
+
+def test_wpipe_hangs_with_one_hardware_queue():
+    assert run("wpipe", 3, 5, "at-once", machine=replace(MACHINE, one_queue=True)).hung
+
+
+def hangs(name: str, stages: int, microbatches: int, **options) -> list[tuple[int, int]]:
+    """Ranks and numbers of their forwards and backwards in which a synchronization of the device hangs."""
+    actions = 2 * microbatches * SCHEDULES[name].chunks * sum(options["segments"])
+    return [
+        place
+        for place in product(range(stages), range(actions))
+        if run(name, stages, microbatches, "when-known", synchronize=frozenset([place]), **options).hung
+    ]
+
+
+@pytest.mark.parametrize(("name", "microbatches"), [("2bw", 3), ("2bw-eager", 5)])
+def test_a_rank_may_synchronize_its_device_anywhere(name, microbatches):
+    assert hangs(name, 3, microbatches, segments=(2,)) == []
+
+
+def test_a_first_receive_that_is_posted_ahead_would_hang(monkeypatch):
+    """The fault of old, on these ranks in these forwards of the warm-up: they wait for a gradient that needs them."""
+
+    def expect(self: Link, messages: int) -> None:
+        self._expected += messages
+        self._post()
+
+    monkeypatch.setattr(Link, "expect", expect)
+    found = hangs("2bw", 4, 4, segments=(1,))
+    assert found == [(rank, number) for rank in range(3) for number in range(3 - rank)]
+
+
+def test_wpipe_may_synchronize_in_a_first_batch_of_as_many_microbatches_as_stages():
+    """Its ring goes on to the first stage. With more, a message may wait for the action that waits for it."""
+    assert hangs("wpipe", 3, 3, segments=(1,), at_use=1) == []
+    assert hangs("wpipe", 2, 3, segments=(1,), at_use=1) == [(0, 5), (0, 7)]
+
+
+@pytest.mark.parametrize("name", ["2bw", "2bw-eager", "wpipe"])
+def test_neighbors_may_synchronize_at_the_same_time_in_the_first_batch(name):
+    microbatches = SCHEDULES[name].least_microbatches(3)  # 3 for wpipe
+    draw = random.Random(name)
+    for _ in range(12):
+        rank, other = draw.choice([(0, 1), (1, 2)])
+        places = frozenset((one, draw.randrange(2 * microbatches)) for one in (rank, other))
+        found = run(name, 3, microbatches, "when-known", synchronize=places, segments=(1, 1), at_use=1)
+        assert found.hung == [], places
