@@ -38,6 +38,8 @@ def stage_bytes(
             held[kind] += size
     if args.use_layer_wise_distributed_optimizer:
         held |= _largest_owner(args, stage, delays)
+    if args.freeze_all_layers:
+        held = dict.fromkeys(KINDS, 0.0) | {"weights": held["weights"]}
     last = index == args.pipeline_model_parallel_size - 1
     held["activations"] = live_bytes(
         simulated.live_activations[index],

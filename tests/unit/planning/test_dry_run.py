@@ -68,6 +68,14 @@ def test_bytes_by_hand(capsys):
     assert activations[0] == 2 * (activations[1] - logits)
 
 
+def test_a_frozen_model_holds_weights_and_activations(capsys):
+    words = "--model tiny --bf16 --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --global-batch-size 4"
+    trained, frozen = (planned(capsys, f"{words} {more}")["stages"] for more in ("", "--freeze-all-layers"))
+    for before, after in zip(trained, frozen, strict=True):
+        held = {kind: size for kind, size in after["bytes"].items() if size and kind != "total"}
+        assert held == {kind: before["bytes"][kind] for kind in ("weights", "activations")}
+
+
 def test_the_distributed_optimizer_is_sharded(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     alone = planned(capsys, "--model tiny --micro-batch-size 1 --global-batch-size 4")
