@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_async.models import hybrid as patterns
+
 LLAMA, QWEN3_MOE, QWEN3_NEXT = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"
-MODEL_TYPES = {LLAMA: "llama", QWEN3_MOE: "qwen3_moe", QWEN3_NEXT: "qwen3_next"}
+NEMOTRON_H = "NemotronHForCausalLM"
+MODEL_TYPES = {LLAMA: "llama", QWEN3_MOE: "qwen3_moe", QWEN3_NEXT: "qwen3_next", NEMOTRON_H: "nemotron_h"}
+_WITH_EXPERTS = (QWEN3_MOE, QWEN3_NEXT)
 
 # Key of config.json: destination of Megatron's argument.
 _DENSE = {
@@ -39,11 +43,24 @@ _LINEAR = {
     "linear_value_head_dim": "linear_value_head_dim",
     "linear_conv_kernel_dim": "linear_conv_kernel_dim",
 }
-_SIZES = {LLAMA: _DENSE, QWEN3_MOE: _DENSE | _EXPERTS, QWEN3_NEXT: _DENSE | _EXPERTS | _LINEAR}
+_MAMBA = {
+    "hybrid_override_pattern": "hybrid_layer_pattern",
+    "layer_norm_epsilon": "layernorm_epsilon",
+    "mamba_num_heads": "mamba_num_heads",
+    "mamba_head_dim": "mamba_head_dim",
+    "n_groups": "mamba_num_groups",
+    "ssm_state_size": "mamba_state_dim",
+}
+_SIZES = {
+    LLAMA: _DENSE,
+    QWEN3_MOE: _DENSE | _EXPERTS,
+    QWEN3_NEXT: _DENSE | _EXPERTS | _LINEAR,
+    NEMOTRON_H: {key: name for key, name in _DENSE.items() if key not in ("rope_theta", "rms_norm_eps")} | _MAMBA,
+}
 # The same for keys whose argument is the opposite.
 _UNTIED = {"tie_word_embeddings": "untie_embeddings_and_output_weights"}
 _PRE_SOFTMAX = {"norm_topk_prob": "moe_router_pre_softmax"}
-_NEGATED = {LLAMA: _UNTIED, QWEN3_MOE: _UNTIED | _PRE_SOFTMAX, QWEN3_NEXT: _UNTIED | _PRE_SOFTMAX}
+_NEGATED = {name: _UNTIED | (_PRE_SOFTMAX if name in _WITH_EXPERTS else {}) for name in MODEL_TYPES}
 
 # Defaults of transformers for keys that config.json leaves out. Other keys are required.
 _COMMON_DEFAULTS = {
@@ -55,6 +72,7 @@ _COMMON_DEFAULTS = {
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     LLAMA: _COMMON_DEFAULTS,
+    NEMOTRON_H: {"initializer_range": 0.02, "tie_word_embeddings": False},
     QWEN3_MOE: _COMMON_DEFAULTS | {"num_key_value_heads": 4},
     QWEN3_NEXT: _COMMON_DEFAULTS
     | {"num_key_value_heads": 2, "head_dim": 256, "norm_topk_prob": True, "partial_rotary_factor": 0.25}
@@ -84,7 +102,7 @@ class Architecture:
     Attributes:
         name: Hugging Face's class.
         settings: keys of config.json. `vocab_size` is without Megatron's padding; the layers of Qwen3-Next are given by
-            `full_attention_interval`.
+            `full_attention_interval`, those of Nemotron-H by `hybrid_override_pattern`.
     """
 
     name: str
@@ -96,15 +114,16 @@ class Architecture:
 
 def _fixed_arguments(name: str) -> dict[str, Any]:
     """Megatron's arguments that an architecture leaves no choice about, by destination."""
-    hybrid = name == QWEN3_NEXT
-    fixed = {
+    hybrid, mamba = name == QWEN3_NEXT, name == NEMOTRON_H
+    fixed: dict[str, Any] = {
         "normalization": "RMSNorm",
-        "swiglu": True,
-        "position_embedding_type": "rope",
+        "swiglu": not mamba,
+        "squared_relu": mamba,
+        "position_embedding_type": "none" if mamba else "rope",
         "add_bias_linear": False,
         "add_qkv_bias": False,
         "multi_latent_attention": False,
-        "qk_layernorm": name != LLAMA,
+        "qk_layernorm": name in _WITH_EXPERTS,
         "attention_output_gate": hybrid,
         "layernorm_zero_centered_gamma": hybrid,
         "experimental_attention_variant": "gated_delta_net" if hybrid else None,
@@ -112,9 +131,11 @@ def _fixed_arguments(name: str) -> dict[str, Any]:
         "rotary_interleaved": False,
         "use_rope_scaling": False,
     }
-    if not hybrid:
+    if mamba:
+        fixed["layernorm_epsilon"] = 1e-5  # Megatron's mixers have it in their norm, whatever the layers have
+    elif not hybrid:
         fixed["rotary_percent"] = 1.0
-    if name != LLAMA:
+    if name in _WITH_EXPERTS:
         fixed |= {
             "moe_router_score_function": "softmax",
             "moe_layer_freq": 1,
@@ -128,7 +149,12 @@ def _fixed_arguments(name: str) -> dict[str, Any]:
 
 def _fixed_keys(name: str) -> dict[str, Any]:
     """Keys of config.json that Megatron leaves no choice about."""
-    fixed: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False}
+    if name == NEMOTRON_H:
+        # Megatron's mixers have no lower limit of dt. This one limits nothing; transformers takes its logarithm.
+        fixed = {"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "conv_kernel": 4, "time_step_min": 1e-12}
+        biases = ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias")
+        return fixed | dict.fromkeys(biases, False) | {"use_conv_bias": True, "num_nextn_predict_layers": 0}
+    fixed = {"hidden_act": "silu", "attention_bias": False}
     return fixed | ({"mlp_bias": False} if name == LLAMA else {"decoder_sparse_step": 1, "mlp_only_layers": []})
 
 
@@ -138,24 +164,31 @@ def from_arguments(args: argparse.Namespace, vocabulary: int) -> Architecture:
     Raises:
         ConversionProblems: the model has a part that none of the known architectures has.
     """
-    if args.hybrid_layer_pattern is not None:
-        raise ConversionProblems([f"--hybrid-layer-pattern {args.hybrid_layer_pattern}: no known counterpart."])
     hybrid = args.experimental_attention_variant == "gated_delta_net"
     name = QWEN3_NEXT if hybrid else QWEN3_MOE if args.num_experts else LLAMA
+    name = name if args.hybrid_layer_pattern is None else NEMOTRON_H
     if problems := list(_unknown_to_hugging_face(args, name)):
         raise ConversionProblems(problems)
     settings = {key: getattr(args, argument) for key, argument in _SIZES[name].items()}
-    settings |= {"vocab_size": vocabulary, "rope_theta": float(args.rotary_base)}
+    settings["vocab_size"] = vocabulary
+    if name == NEMOTRON_H:
+        pattern = patterns.layers_of(args.hybrid_layer_pattern)
+        settings |= {"hybrid_override_pattern": pattern, "mamba_num_heads": patterns.mamba_heads(args)}
+    else:
+        settings["rope_theta"] = float(args.rotary_base)
     settings |= {key: not getattr(args, argument) for key, argument in _NEGATED[name].items()}
     if not args.group_query_attention:
         settings["num_key_value_heads"] = args.num_attention_heads
-    if name != LLAMA and isinstance(args.moe_aux_loss_coeff, list):
+    if name in _WITH_EXPERTS and isinstance(args.moe_aux_loss_coeff, list):
         settings["router_aux_loss_coef"] = args.moe_aux_loss_coeff[0]
     return Architecture(name, settings)
 
 
 def _unknown_to_hugging_face(args: argparse.Namespace, name: str) -> Iterator[str]:
     shared = args.moe_shared_expert_intermediate_size
+    if name == NEMOTRON_H and (problems := list(_letters(args.hybrid_layer_pattern, "--hybrid-layer-pattern"))):
+        yield from problems
+        return
     if name == QWEN3_NEXT and not args.num_experts:
         yield f"no experts: {name} has experts in every layer."
         return
@@ -169,6 +202,18 @@ def _unknown_to_hugging_face(args: argparse.Namespace, name: str) -> Iterator[st
         yield f"no --moe-shared-expert-intermediate-size: {name} has a shared expert in every layer."
     if name == QWEN3_NEXT and not isinstance(args.linear_attention_freq, int):
         yield f"--linear-attention-freq {args.linear_attention_freq}: only every n-th full layer can be converted."
+
+
+def _letters(pattern: str, where: str) -> Iterator[str]:
+    """Layers of a pattern that cannot be converted, with their positions."""
+    reasons = {
+        "E": f"{NEMOTRON_H} routes by sigmoid scores and always has a shared expert, which is not supported here",
+        "G": f"{NEMOTRON_H} has no Gated DeltaNet. A pattern of a GPT's layers can be converted after "
+        "`megatron-async convert to-gpt`",
+    }
+    for position, letter in enumerate(patterns.layers_of(pattern)):
+        if letter not in "M*-":
+            yield f"{where} {pattern}: {letter!r} at position {position}: {reasons.get(letter, 'unknown')}."
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
@@ -187,7 +232,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     given = {"num_experts": config.get("num_local_experts"), **config, **rotary}
     given = {key: value for key, value in given.items() if value is not None}
     problems = list(_unknown_to_megatron(given, name))
-    if "layer_types" in given:
+    if name == QWEN3_NEXT and "layer_types" in given:
         given["full_attention_interval"] = _interval(given["layer_types"])
     known = {*_SIZES[name], *_NEGATED[name]}
     defaults = _DEFAULTS[name]
@@ -198,11 +243,16 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     problems += [f"config.json: no {key}, which {name} needs." for key in sorted(known - settings.keys())]
     if problems:
         raise ConversionProblems(problems)
-    return Architecture(name, {key: settings[key] for key in known} | {"rope_theta": float(settings["rope_theta"])})
+    found = {key: settings[key] for key in known}
+    return Architecture(name, found | ({"rope_theta": float(found["rope_theta"])} if "rope_theta" in known else {}))
 
 
 def _unknown_to_megatron(given: Mapping[str, Any], name: str) -> Iterator[str]:
-    fixed = _fixed_keys(name) | ({} if name == QWEN3_NEXT else {"partial_rotary_factor": 1.0})
+    fixed = _fixed_keys(name) | ({} if name in (QWEN3_NEXT, NEMOTRON_H) else {"partial_rotary_factor": 1.0})
+    if name == NEMOTRON_H:
+        given = {"time_step_min": 0.001, **given}  # of transformers
+        fixed["layer_norm_epsilon"] = 1e-5
+        yield from _letters(given.get("hybrid_override_pattern", ""), "config.json: hybrid_override_pattern")
     for key, value in (fixed | {"mlp_bias": False, "use_sliding_window": False}).items():
         if given.get(key, value) != value:
             yield f"config.json: {key} is {given[key]}; only {value} can be converted."
@@ -236,7 +286,7 @@ def to_config(model: Architecture, dtype: str, end_of_text: int | None) -> dict[
         end_of_text: id of the token that ends a document, if known.
     """
     # transformers 5 reads rope_parameters, earlier versions rope_theta.
-    rotary = {"rope_type": "default", "rope_theta": model["rope_theta"]}
+    rotary = {"rope_type": "default", "rope_theta": model.settings.get("rope_theta")}
     config = {
         **model.settings,
         **_fixed_keys(model.name),
@@ -244,7 +294,6 @@ def to_config(model: Architecture, dtype: str, end_of_text: int | None) -> dict[
         "model_type": MODEL_TYPES[model.name],
         "dtype": dtype,
         "attention_dropout": 0.0,
-        "rope_parameters": rotary,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "use_cache": True,
@@ -252,18 +301,24 @@ def to_config(model: Architecture, dtype: str, end_of_text: int | None) -> dict[
     if model.name == QWEN3_NEXT:
         rotary["partial_rotary_factor"] = model["partial_rotary_factor"]
         config["layer_types"] = _layer_types(model["num_hidden_layers"], config.pop("full_attention_interval"))
+    if model.name != NEMOTRON_H:
+        config["rope_parameters"] = rotary
     return config
 
 
 def to_arguments(model: Architecture) -> list[str]:
     """Megatron's command-line arguments for an architecture."""
     values = {argument: model[key] for key, argument in _SIZES[model.name].items()}
-    values |= {"seq_length": model["max_position_embeddings"], "rotary_base": int(model["rope_theta"])}
+    values["seq_length"] = model["max_position_embeddings"]
+    if model.name == NEMOTRON_H:
+        del values["num_layers"]  # it follows from the pattern
+    else:
+        values["rotary_base"] = int(model["rope_theta"])
     values |= {"attention_dropout": 0.0, "hidden_dropout": 0.0, "group_query_attention": True}
     values |= _fixed_arguments(model.name)
     values |= {argument: not model[key] for key, argument in _NEGATED[model.name].items()}
     values["add_bias_linear"] = not values["add_bias_linear"]  # its option is the opposite
-    if model.name != LLAMA:
+    if model.name in _WITH_EXPERTS:
         values |= {"moe_router_dtype": "fp32", "moe_router_load_balancing_type": "aux_loss"}
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
     words = []

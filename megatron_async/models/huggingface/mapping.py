@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from megatron_async.models.huggingface.architecture import QWEN3_NEXT, Architecture
+from megatron_async.models.huggingface.architecture import NEMOTRON_H, QWEN3_NEXT, Architecture
 
 Tensors = tuple[torch.Tensor, ...]
 Split = Callable[[torch.Tensor, Architecture], Tensors]
@@ -116,6 +116,23 @@ _TABLE = _MODEL | {
     f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
     for name, (cut, *there) in _LAYER.items()
 }
+_NEMOTRON_H: dict[str, tuple[Any, ...]] = {
+    "embedding.word_embeddings.weight": (_whole, "model.embeddings.weight"),
+    "output_layer.weight": (_whole, "lm_head.weight"),
+    "decoder.final_norm.weight": (_whole, "model.norm_f.weight"),
+} | {
+    f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
+    for name, (cut, *there) in {
+        **dict.fromkeys(("norm.weight", "input_layernorm.weight", "pre_mlp_layernorm.weight"), (_whole, "norm.weight")),
+        **{f"mixer.conv1d_{name}": (_whole, f"mixer.conv1d.{name}") for name in ("weight", "bias")},
+        **{f"mixer.{name}": (_whole, f"mixer.{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
+        **{f"mixer.{name}_proj.weight": (_whole, f"mixer.{name}_proj.weight") for name in ("in", "out")},
+        "self_attention.linear_qkv.weight": (_attention, *(f"mixer.{name}_proj.weight" for name in "qkv")),
+        "self_attention.linear_proj.weight": (_whole, "mixer.o_proj.weight"),
+        "mlp.linear_fc1.weight": (_whole, "mixer.up_proj.weight"),
+        "mlp.linear_fc2.weight": (_whole, "mixer.down_proj.weight"),
+    }.items()
+}
 
 
 def rules(names: Iterable[str], model: Architecture) -> Iterator[tuple[str, Rule]]:
@@ -127,7 +144,8 @@ def rules(names: Iterable[str], model: Architecture) -> Iterator[tuple[str, Rule
     for name in names:
         numbers = dict(re.findall(r"(layer|expert)s\.(\d+)", name))
         pattern = re.sub(r"(layer|expert)s\.\d+", r"\1s.{\1}", name)
-        if pattern not in _TABLE:
+        table = _NEMOTRON_H if model.name == NEMOTRON_H else _TABLE
+        if pattern not in table:
             raise ValueError(f"parameter {name}: has no counterpart in {model.name}")
-        cut, *there = _TABLE[pattern]
+        cut, *there = table[pattern]
         yield name, Rule(tuple(text.format(**numbers) for text in there), cut, model)

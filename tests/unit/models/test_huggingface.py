@@ -31,7 +31,13 @@ from megatron_async.models.huggingface.architecture import (
     to_config,
 )
 
-MODELS = ["smollm2-135m-mini", "moe-2b-mini", "moe-10b-hybrid-mini"]
+MODELS = {
+    **{name: f"--model {name}" for name in ("smollm2-135m-mini", "moe-2b-mini", "moe-10b-hybrid-mini")},
+    "nemotron": "--hybrid-layer-pattern M-M*-M* --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 "
+    "--group-query-attention --num-query-groups 2 --kv-channels 24 --seq-length 128 --max-position-embeddings 128 "
+    "--normalization RMSNorm --disable-bias-linear --squared-relu --position-embedding-type none --mamba-head-dim 16 "
+    "--mamba-num-groups 2 --mamba-state-dim 8 --untie-embeddings-and-output-weights",
+}
 VOCABULARY, LENGTH = 101, 70
 
 
@@ -61,11 +67,16 @@ def architecture_of(folder: Path) -> Architecture:
 
 
 def transformers_logits(folder: Path, tokens):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    # Loading leaves this table, which no file holds, to a torch function that the CPU platform replaces.
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    # Loading draws values, and leaves tables that no file holds, to torch functions that the CPU platform replaces.
+    as_computed = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if architecture_of(folder).name == settings.NEMOTRON_H:
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), **as_computed).eval()
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, **as_computed).eval()
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     with torch.no_grad():
         return model(tokens, use_cache=False).logits.float()
 
@@ -85,7 +96,7 @@ def exported(folder: Path, *argv: str):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name, tmp_path):
-    tokens, expected, _ = exported(tmp_path, "--model", name)
+    tokens, expected, _ = exported(tmp_path, *MODELS[name].split())
     found = transformers_logits(tmp_path, tokens)
     assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
@@ -98,7 +109,7 @@ def test_logits_of_the_real_smollm2_135m(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_read_and_written_again_is_bit_equal(name, tmp_path):
-    tokens, expected, weights = exported(tmp_path, "--model", name)
+    tokens, expected, weights = exported(tmp_path, *MODELS[name].split())
     architecture = architecture_of(tmp_path)
     with one_process.model(parse(*to_arguments(architecture)), initialize=False) as model:
         assert convert.from_hugging_face(model, architecture, tmp_path) == []
@@ -191,7 +202,7 @@ def test_what_config_json_cannot_say_is_refused(words, message):
         from_arguments(args, 101)
 
 
-@pytest.mark.parametrize("name", MODEL_TYPES)
+@pytest.mark.parametrize("name", [name for name in MODEL_TYPES if name != settings.NEMOTRON_H])
 def test_missing_keys_have_the_defaults_of_transformers(name):
     from transformers import CONFIG_MAPPING
 
@@ -238,6 +249,27 @@ def test_rounded_tensors_are_named(tmp_path):
     assert rounded == [f"model.layers.{layer}.linear_attn.A_log" for layer in range(3)]
     with one_process.model(parse(*to_arguments(architecture)), initialize=False) as model:
         assert convert.from_hugging_face(model, architecture, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model nemotron-h-mini", "'E' at position 5: .* sigmoid"),
+        (f"{MODELS['nemotron']} --norm-epsilon 1e-6", "--layernorm-epsilon is 1e-06; NemotronHForCausalLM needs 1e-05"),
+    ],
+)
+def test_hybrids_without_a_counterpart_are_refused_with_the_position(words, message):
+    with pytest.raises(ConversionProblems, match=message):
+        from_arguments(parse(*words.split(), "--vocab-size", "101"), 101)
+
+
+def test_a_limit_of_dt_is_refused(tmp_path):
+    exported(tmp_path, *MODELS["nemotron"].split())
+    config = folders.read_config(tmp_path)
+    assert from_config(config)["hybrid_override_pattern"] == "M-M*-M*"
+    del config["time_step_min"]
+    with pytest.raises(ConversionProblems, match=r"time_step_min is 0\.001; only 1e-12"):
+        from_config(config)
 
 
 @pytest.mark.parametrize("end", ["</s>", {"content": "</s>", "special": True}, None])
