@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Bytes of activations that a layer keeps from forward to backward, an estimate as in arXiv 2205.05198.
 
-It counts the tensors that the backward of each operation reads, without small ones. The local (torch) attention keeps
-its scores; flash attention recomputes them.
+It counts the tensors that the backward of each operation reads, without small ones: of GPU kernels here, of torch
+modules in `torch_activations`.
 """
 
 import argparse
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_async.models import hybrid
+from megatron_async.planning import torch_activations as local
 from megatron_async.planning.parameters import Block, Chunk
-from megatron_async.planning.resolve import keeps_scores
+from megatron_async.planning.resolve import keeps_scores, key_value_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,31 @@ class ActivationModel:
     def layer(self, number: int) -> int:
         """Bytes that layer `number` keeps for one micro-batch."""
         if self.args.hybrid_layer_pattern is not None:
-            return 2 * self._hidden() + self._part(hybrid.layers_of(self.args.hybrid_layer_pattern)[number])
-        mixer = self._linear_attention() if self.linear[number] else self._attention()
-        block = self._experts() if self.experts[number] else self._dense(self.args.ffn_hidden_size)
-        return 4 * self._hidden() + mixer + block  # inputs and outputs of both norms
+            letters = hybrid.layers_of(self.args.hybrid_layer_pattern)[number]
+        else:
+            letters = ("G" if self.linear[number] else "*") + ("E" if self.experts[number] else "-")
+        return sum(map(self._sublayer, letters))
 
-    def _part(self, letter: str) -> int:
-        """A layer of a HybridModel, without its norm."""
-        if letter == "-":
-            return self._dense(self.args.ffn_hidden_size)
-        parts = {"M": self._mamba, "G": self._linear_attention, "*": self._attention, "E": self._experts}
-        return parts[letter]()
+    def _sublayer(self, letter: str) -> int:
+        """A layer of a HybridModel: its norm, and a mixer or a block."""
+        args = self.args
+        if keeps_scores(args):
+            parts = {
+                "M": local.mamba,
+                "G": local.linear_attention,
+                "*": self._local_attention,
+                "E": local.experts,
+                "-": lambda args: local.feed_forward(args, args.ffn_hidden_size),
+            }
+            norm = local.norm(args) * self._hidden() // args.hidden_size
+            return norm + self.tokens * parts[letter](args) * self.width // args.tensor_model_parallel_size
+        sizes = {"M": self._mamba, "G": self._linear_attention, "*": self._attention, "E": self._experts}
+        return 2 * self._hidden() + (self._dense(args.ffn_hidden_size) if letter == "-" else sizes[letter]())
+
+    def _local_attention(self, args: argparse.Namespace) -> int:
+        recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
+        projections = self._latent_projections() if args.multi_latent_attention else local.projections(args)
+        return projections + (0 if recomputes_core else local.scores(args))
 
     def _hidden(self) -> int:
         parts = self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1
@@ -74,15 +89,12 @@ class ActivationModel:
     def _attention(self) -> int:
         args = self.args
         per_token = self._latent_projections() if args.multi_latent_attention else self._projections()
-        recomputes_core = args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or [])
-        if keeps_scores(args) and not recomputes_core:
-            per_token += 2 * args.seq_length * args.num_attention_heads  # scores and their softmax
         return self.tokens * per_token * self.width // args.tensor_model_parallel_size
 
     def _projections(self) -> int:
         """Numbers for a token: queries, keys, values, the output of attention, and what norms and gates read."""
         args = self.args
-        heads, groups = args.num_attention_heads, args.num_query_groups or args.num_attention_heads
+        heads, groups = args.num_attention_heads, key_value_heads(args)
         query, key_value = heads * args.kv_channels, 2 * groups * args.kv_channels
         gate = 2 * query if args.attention_output_gate else 0  # the gate, and the output before it
         norms = query + key_value // 2 if args.qk_layernorm else 0

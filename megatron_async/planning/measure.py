@@ -4,7 +4,6 @@
 import argparse
 import copy
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -81,7 +80,7 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
 def _measure(
     args: argparse.Namespace, kinds: Sequence[Kind], seconds: float
 ) -> tuple[tuple[tuple[float, float], tuple[float, float]], dict[Kind, tuple[float, float]]]:
-    """Medians of forward and backward: of embedding and head, and of each kind of layer."""
+    """Least time of forward and backward: of embedding and head, and of each kind of layer. Other work only adds."""
     config = gpt.model_config(args)
     config.transformer.gradient_accumulation_fusion = False  # needs the gradient buffers of a run
     model: Any = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None).to(device())
@@ -116,11 +115,11 @@ def _measure(
                 times[name].append(spent)
         model.zero_grad(set_to_none=True)
         rounds += 1
-    medians = {name: tuple(statistics.median(own) for own in zip(*rows, strict=True)) for name, rows in times.items()}
-    medians |= {kind: tuple(sum(medians[kind, i][way] for i in halves) for way in range(2)) for kind in set(kinds)}
-    known = [medians["embedding"], *(medians[kind] for kind in kinds)]
-    head = tuple(max(0.0, medians["whole"][i] - sum(own[i] for own in known)) for i in range(2))
-    return (medians["embedding"], head), {kind: medians[kind] for kind in set(kinds)}  # type: ignore[return-value]
+    least = {name: tuple(map(min, zip(*rows, strict=True))) for name, rows in times.items()}
+    least |= {kind: tuple(sum(least[kind, i][way] for i in halves) for way in range(2)) for kind in set(kinds)}
+    known = [least["embedding"], *(least[kind] for kind in kinds)]
+    head = tuple(max(0.0, least["whole"][i] - sum(own[i] for own in known)) for i in range(2))
+    return (least["embedding"], head), {kind: least[kind] for kind in set(kinds)}  # type: ignore[return-value]
 
 
 def _record(inputs: dict[Any, tuple[Any, Any]], name: Any) -> Callable[..., None]:

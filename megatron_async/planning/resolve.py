@@ -48,6 +48,12 @@ def pad_vocabulary(args: argparse.Namespace) -> None:
         args.padded_vocab_size = math.ceil(args.vocab_size / multiple) * multiple
 
 
+def key_value_heads(args: argparse.Namespace) -> int:
+    """Heads of keys and values; Megatron's --num-query-groups is 1 where it is not in use."""
+    heads: int = args.num_query_groups if args.group_query_attention else args.num_attention_heads
+    return heads
+
+
 def keeps_scores(args: argparse.Namespace) -> bool:
     """Whether attention is Megatron's local one, which computes and keeps all scores.
 

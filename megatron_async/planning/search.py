@@ -12,7 +12,7 @@ from megatron_async.planning.balance import Choice, NoSplit, choose, split_optio
 from megatron_async.planning.costs import CostModel, Work
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
-from megatron_async.planning.resolve import pad_vocabulary
+from megatron_async.planning.resolve import key_value_heads, pad_vocabulary
 from megatron_async.planning.timing import BatchTime, BlockTime, Exchange, batch_time
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
 
@@ -118,7 +118,7 @@ class Search:
 
     def _divides(self, tensor: int) -> bool:
         base = self._base
-        heads = [base.num_attention_heads, base.num_query_groups or base.num_attention_heads, base.hidden_size]
+        heads = [base.num_attention_heads, key_value_heads(base), base.hidden_size]
         if base.experimental_attention_variant is not None or hybrid.has(base, "G"):
             heads += [base.linear_num_key_heads, base.linear_num_value_heads]
         if hybrid.has(base, "M"):
