@@ -40,7 +40,8 @@ BATCHES, SAVE_INTERVAL = 240, 10
 _ON = 4  # batches beyond the last one: a rank that survives may still complete what is under way
 _TOGETHER = 0.75  # probability that the next fault comes before the recovery
 _DISK = "size=64m"
-_RECOVERS_WITHIN = 420.0  # seconds; on a loaded machine a start takes a minute, and one may be wasted
+# Seconds: twice 300 s for launchers to meet, or 600 s of ranks that wait in a step that the controller has forgotten.
+_RECOVERS_WITHIN = 1200.0
 
 
 class Job:
