@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -86,10 +87,11 @@ class Pool(AbstractContextManager["Pool"]):
     Args:
         setup: job that each worker runs once, before its first one.
         pinned: whether to bind worker n to core n, modulo the number of cores.
+        libraries: folder whose packages come before the installed ones. Its workers start from nothing.
     """
 
-    def __init__(self, setup: str = "", *, pinned: bool = False) -> None:
-        self._setup, self._pinned = setup, pinned
+    def __init__(self, setup: str = "", *, pinned: bool = False, libraries: Path | None = None) -> None:
+        self._setup, self._pinned, self._libraries = setup, pinned, libraries
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
         self._workers: list[_Worker] = []
         self._numbers = itertools.count()
@@ -150,10 +152,11 @@ class Pool(AbstractContextManager["Pool"]):
         return answers
 
     def _start(self, number: int) -> _Worker:
-        ours, theirs = context().Pipe()
+        start = context() if self._libraries is None else multiprocessing.get_context("spawn")
+        ours, theirs = start.Pipe()
         log, cores = Path(self._folder.name) / f"worker{number}.log", sorted(os.sched_getaffinity(0))
         core = cores[number % len(cores)] if self._pinned else None
-        process = context().Process(target=_serve, args=(theirs, log, core, self._setup), daemon=True)
+        process = start.Process(target=_serve, args=(theirs, log, core, self._setup, self._libraries), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, ours, log)
@@ -164,9 +167,11 @@ def _call(job: str, args: Sequence[Any]) -> Any:
     return getattr(importlib.import_module(module), name)(*args)
 
 
-def _serve(pipe: Connection, log: Path, core: int | None, setup: str) -> None:
+def _serve(pipe: Connection, log: Path, core: int | None, setup: str, libraries: Path | None) -> None:
     """Body of a worker: answer jobs until the pipe closes."""
     redirect_output(log)
+    if libraries is not None:
+        sys.path.insert(0, str(libraries))
     if core is not None:
         os.sched_setaffinity(0, {core})
     importlib.import_module("benchmarks.preload")  # done already, unless the server could not import it

@@ -16,7 +16,7 @@ import torch
 
 from megatron_async.mcore.model import replaced_weights
 from megatron_async.mcore.parallel import tensor_shards
-from megatron_async.models.naming import global_names
+from megatron_async.models.naming import global_names, ungrouped
 from megatron_async.models.vocabulary import true_rows
 
 _METHODS = ("init_method", "output_layer_init_method", "embedding_init_method")
@@ -71,7 +71,7 @@ class LayoutIndependentInit:
         return noting
 
     def _seed_of(self, name: str) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:7], "big")
+        return int.from_bytes(hashlib.sha256(f"{self._seed}:{ungrouped(name)}".encode()).digest()[:7], "big")
 
 
 def _storage(weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:

@@ -62,6 +62,12 @@ def _with_global_expert(name: str, first_experts: Mapping[str, int]) -> str:
     return f"{match[1]}{match[2]}{first_experts[match[1]] + int(match[3])}{match[4]}"
 
 
+def ungrouped(name: str) -> str:
+    """The name of a weight of grouped experts if each expert were a module of its own, as with local layers; any other
+    name as it is."""
+    return re.sub(r"\.experts\.(linear_fc[12])\.weight(\d+)$", r".experts.local_experts.\2.\1.weight", name)
+
+
 def layer_of(name: str, layers: int) -> int:
     """The layer, from 0, that a parameter of the whole model belongs to: the input embedding to the first, the final
     norm and the head to the last.

@@ -4,6 +4,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -42,7 +43,29 @@ def fused_weight_gradients() -> Iterator[None]:
         yield
 
 
-STANDINS: dict[str, Any] = {"FusedAdam": fused_adam, "fused weight gradients": fused_weight_gradients}
+@contextlib.contextmanager
+def transformer_engine(at_forward: bool = False) -> Iterator[None]:
+    """Megatron uses Transformer Engine's layers and Adam, and Apex's kernel, all by default as on GPUs.
+
+    Args:
+        at_forward: whether a fused weight gradient takes `main_grad` in the forward.
+    """
+    from transformer_engine.pytorch import module  # the stand-in
+
+    from megatron_async.platform import cpu
+
+    with fused_weight_gradients():
+        rows = tuple(row for row in cpu.ARGUMENTS if row[0] != "transformer_impl")
+        with mock.patch.object(cpu, "ARGUMENTS", rows), mock.patch.object(module, "MAIN_GRAD_AT_FORWARD", at_forward):
+            yield
+
+
+STANDINS: dict[str, Any] = {
+    "FusedAdam": fused_adam,
+    "fused weight gradients": fused_weight_gradients,
+    "Transformer Engine": transformer_engine,
+    "Transformer Engine, main_grad at forward": partial(transformer_engine, at_forward=True),
+}
 
 
 def train_with(standin: str, arguments: Sequence[str]) -> Outcome:

@@ -1,0 +1,3 @@
+# Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+class DelayedScaling:
+    """An FP8 recipe, of which Megatron derives one."""
