@@ -122,6 +122,12 @@ def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
     return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
 
 
+def timeout() -> timedelta:
+    """Of operations of the job: `--distributed-timeout-minutes`. Without it, torch gives new groups its own default."""
+    limit: timedelta = dist.distributed_c10d._get_default_group()._get_backend(device()).options._timeout
+    return limit
+
+
 def store() -> Any:
     """The key-value store of the job's rendezvous."""
     return dist.distributed_c10d._get_default_store()

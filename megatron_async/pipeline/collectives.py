@@ -9,7 +9,6 @@ other.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -76,7 +75,6 @@ class UpdateCollectives:
         routers: RouterBiases,
         logits: LogitMaxima | None,
         rule: UpdateRule,
-        timeout: timedelta | None = None,
     ) -> None:
         self._optimizer, self._gradients, self._routers, self._logits = optimizer, gradients, routers, logits
         tied = tied_embedding(chunk)
@@ -92,7 +90,7 @@ class UpdateCollectives:
         like = [*self._groups, None, *(buckets.intra_distributed_optimizer_instance_group for buckets in gathering)]
         ranks = [tuple(dist.get_process_group_ranks(group)) for group in like]
         keys = [GroupKey(f"update of chunk {index}, part {part}", members) for part, members in enumerate(ranks)]
-        own = make_groups(keys, timeout)
+        own = make_groups(keys)
         self._norm_groups, self._everyone = own[: len(self._groups)], own[len(self._groups)]
         for buckets, group in zip(gathering, own[len(self._groups) + 1 :], strict=True):
             buckets.intra_distributed_optimizer_instance_group = group

@@ -3,7 +3,6 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -55,7 +54,6 @@ class DelayedSteps:
             activations(args, get_model_config(training.model[0])),
             sends_in_flight=self._schedule.untaken_sends(self._stages),
             ring=self._schedule.chunks > 1,
-            timeout=timedelta(minutes=args.distributed_timeout_minutes),
         )
         make_communicators(_groups_of_updates(training.model))
         self._cold = True
@@ -146,7 +144,6 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
                 lag=args.pipeline_model_parallel_size if schedule.norm_scope == "stage" else 0,
             ),
             launch=launch_of(args),
-            timeout=timedelta(minutes=args.distributed_timeout_minutes),
         ),
     )
 

@@ -9,7 +9,6 @@ and in the first segment of a process all are.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -138,7 +137,6 @@ def connect(
     sends_in_flight: int,
     *,
     ring: bool = False,
-    timeout: timedelta | None = None,
 ) -> StageLinks:
     """Link one stage with its neighbors. Collective over all ranks of the job.
 
@@ -148,7 +146,6 @@ def connect(
         message: shape and type of every message between stages.
         sends_in_flight: see `Link`.
         ring: whether the last stage sends on to the first one, as virtual stages do.
-        timeout: how long a neighbor may be silent; None for torch's default.
     """
     stages = len(stage_ranks)
 
@@ -168,7 +165,7 @@ def connect(
         None if source is None or destination is None else GroupKey(kind, (source, destination), edge=True)
         for kind, source, destination in pairs
     ]
-    groups = iter(make_groups([key for key in keys if key is not None], timeout))
+    groups = iter(make_groups([key for key in keys if key is not None]))
     edges = [
         None if key is None else Edge(key.ranks[1] if key.ranks[0] == own else key.ranks[0], next(groups))
         for key in keys

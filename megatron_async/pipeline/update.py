@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -89,7 +88,6 @@ class DeferredUpdate:
         rule: clipping and normalization.
         launch: when the host launches the parts. The first step, which creates the optimizer's state, is never
             launched at once.
-        timeout: of its collectives; None for torch's default.
     """
 
     def __init__(
@@ -106,7 +104,6 @@ class DeferredUpdate:
         corrected: Callable[[int], bool],
         rule: UpdateRule,
         launch: Launch = Launch.AT_UPDATE,
-        timeout: timedelta | None = None,
     ) -> None:
         self._index, self._chunk, self._optimizer = index, chunk, optimizer
         self._weights, self._gradients, self._routers = weights, gradients, routers
@@ -120,7 +117,6 @@ class DeferredUpdate:
             routers=routers,
             logits=logits,
             rule=rule,
-            timeout=timeout,
         )
         # The layer-wise optimizer gathers over groups of Megatron's, so at a fixed place. On CPUs the host waits in a
         # collective, so ranks must come to it in the order of the schedule.

@@ -8,13 +8,12 @@ and every collective whose start depends on the progress of a rank, has a group 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron_async.mcore.parallel import device
+from megatron_async.mcore.parallel import device, timeout
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -32,38 +31,36 @@ class GroupKey:
     edge: bool = False
 
 
-def make_groups(keys: Sequence[GroupKey], timeout: timedelta | None = None) -> list[dist.ProcessGroup]:
+def make_groups(keys: Sequence[GroupKey]) -> list[dist.ProcessGroup]:
     """New groups, with their communicators. Collective over all ranks of the job.
 
     Args:
         keys: groups that this rank belongs to; other ranks may give others.
-        timeout: of their operations; None for torch's default.
     """
     lists: list[list[GroupKey]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(lists, list(keys))
     every = sorted({key for those in lists for key in those})
     # A rank outside a group only counts it, so that all ranks give groups the same names.
-    groups = {key: dist.new_group(list(key.ranks), timeout=timeout, pg_options=_options(timeout)) for key in every}
+    groups = {key: dist.new_group(list(key.ranks), timeout=timeout(), pg_options=_options()) for key in every}
     for key in every:
         if dist.get_rank() in key.ranks:
             make_communicator(groups[key], key.ranks if key.edge else None)
     return [groups[key] for key in keys]
 
 
-def _options(timeout: timedelta | None) -> Any:
+def _options() -> Any:
     """NCCL's kernels start before those of the compute, where both could: a message or a norm is waited for."""
     if dist.get_backend() != "nccl":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    if timeout is not None:
-        options._timeout = timeout
+    options._timeout = timeout()
     return options
 
 
-def group_of_all(purpose: str, timeout: timedelta | None = None) -> dist.ProcessGroup | None:
+def group_of_all(purpose: str) -> dist.ProcessGroup | None:
     """A new group of all ranks of the job; None for one process. Collective."""
     ranks = tuple(range(dist.get_world_size()))
-    return make_groups([GroupKey(purpose, ranks)], timeout)[0] if len(ranks) > 1 else None
+    return make_groups([GroupKey(purpose, ranks)])[0] if len(ranks) > 1 else None
 
 
 def make_communicator(group: dist.ProcessGroup, edge: tuple[int, ...] | None = None) -> None:

@@ -235,7 +235,7 @@ def _publish(optimizer: _Optimizer) -> None:
         start(optimizer.gather).wait()
 
 
-def _edges(keys: Sequence[Any], timeout: Any) -> list[Group]:
+def _edges(keys: Sequence[Any]) -> list[Group]:
     transfer = rank_here().machine.transfer
     return [Group(f"{key.purpose} {key.ranks}", 2, "transfer", transfer) for key in keys]
 
@@ -262,7 +262,7 @@ def _simulated() -> Iterator[None]:
             collectives,
             {
                 "HostValues": HostValues,
-                "make_groups": lambda keys, timeout: rank_here().stage.groups_of_update,
+                "make_groups": lambda keys: rank_here().stage.groups_of_update,
                 "mpu": SimpleNamespace(
                     get_tensor_model_parallel_group=lambda: None, get_tensor_model_parallel_rank=lambda: 0
                 ),
