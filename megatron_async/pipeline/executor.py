@@ -109,7 +109,7 @@ class Executor:
         links: to the neighbors.
         hooks: the training loop's part.
         timeline: measures the actions.
-        pace: called after each action; keeps the host from running ahead of the device.
+        pace: called after each forward and backward; keeps the host from running ahead of the device.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Executor:
             try:
                 stop_after = self._perform(action)
                 self._hooks.acted()
-                if self._pace is not None:
+                if self._pace is not None and isinstance(action, Forward | Backward):
                     self._pace()
                 for chunk in self._chunks:
                     chunk.update.poll()

@@ -70,13 +70,13 @@ class ReducedValues:
 
 
 class Pace:
-    """Keeps the host at most one action ahead of a GPU."""
+    """Keeps the host at most one forward or backward ahead of a GPU."""
 
     def __init__(self) -> None:
         self._last: torch.cuda.Event | None = None
 
     def __call__(self) -> None:
-        """An action is launched: wait until the device has finished the one before it."""
+        """One is launched: wait until the device has finished the one before it."""
         last, self._last = self._last, torch.cuda.Event()
         self._last.record()
         if last is not None:

@@ -72,6 +72,10 @@ class Rank:
         self._ask(self.host.launch(operation, self.issued(self.current)))
         return operation
 
+    def work(self, time: float) -> None:
+        """The host is busy."""
+        self._ask(iter([time]))  # type: ignore[arg-type]
+
     def wait_for(self, operations: list[Operation]) -> None:
         """The host waits."""
         self._ask(iter(operations))  # type: ignore[arg-type]

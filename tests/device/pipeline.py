@@ -38,6 +38,7 @@ class Run:
         times: of each rank, replica by replica.
         segments: numbers of batches; the pipe drains after each.
         at_use: segments at the start whose receives are posted at their use.
+        python: host time of each action besides its launches, in ms.
         synchronize: ranks and numbers, from 0, of their forwards and backwards in which they synchronize their devices.
         spans: for each rank, its forwards and backwards.
         hung: ranks whose host waits forever.
@@ -51,6 +52,7 @@ class Run:
     machine: Machine
     segments: Sequence[int] = (6,)
     at_use: int = 0
+    python: float = 0.0
     synchronize: frozenset[tuple[int, int]] = frozenset()
     spans: list[list[Operation]] = field(default_factory=list)
     hung: list[int] = field(default_factory=list)
@@ -102,12 +104,12 @@ class _Stage:
         )
         delays = self._definition.delays(run.stages, self._stage)
         nothing = SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext())
-        hooks = dict.fromkeys(("losses", "action", "updated", "acted"), lambda *_: None)
+        hooks = dict.fromkeys(("losses", "updated", "acted"), lambda *_: None)
         self._executor = executor.Executor(
             chunks=[self._chunk(index, delay) for index, delay in enumerate(delays)],
             step=executor.MicrobatchStep(lambda: None, run.microbatches, 1),
             links=self._links,
-            hooks=executor.Hooks(**hooks, shared=lambda *_: ()),  # type: ignore[arg-type]
+            hooks=executor.Hooks(**hooks, action=lambda *_: self._rank.work(run.python), shared=lambda *_: ()),  # type: ignore[arg-type]
             timeline=nothing,  # type: ignore[arg-type]
             pace=None if run.launch is Launch.AT_ONCE else host.Pace(),
         )

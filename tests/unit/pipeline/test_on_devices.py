@@ -39,6 +39,12 @@ def test_updates_are_hidden(name, stages, factor, launch):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
+def test_the_hosts_own_time_is_hidden(launch):
+    """A millisecond for each action. A host that waits after R and U too takes 1.008."""
+    assert run("2bw", 4, 4, launch, python=1.0).ratio <= 1.002
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize(("name", "stages", "microbatches"), [("2bw", 3, 4), ("2bw-eager", 3, 6), ("wpipe", 3, 6)])
 def test_the_simulator_models_what_the_executor_does(name, stages, microbatches, launch):
     """Up to one step: the first one is never launched at once. The simulator leaves the sum for the log out."""
