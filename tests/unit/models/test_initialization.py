@@ -81,7 +81,7 @@ def test_the_random_state_is_left_alone():
 
 
 def test_a_weight_that_is_not_the_models_is_an_error():
-    with pytest.raises(AssertionError, match=r"the model does not hold, of shapes \[\(6, 4\)"):
+    with pytest.raises(AssertionError, match=r"the model does not hold: shapes \[\(6, 4\)"):
         built(CopyingLayer, 2)
 
 
