@@ -79,9 +79,11 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             "--pipeline-model-parallel-size."
         )
     pattern = args.hybrid_layer_pattern
+    ends = [position for position, letter in enumerate(pattern or "") if letter == "|"]
     if pattern is not None and (chunks > stages or "|" in pattern) and (parts := pattern.count("|") + 1) != chunks:
         yield (
-            f"--hybrid-layer-pattern {pattern} has {parts} stage(s). --pipeline-schedule {definition.name} needs "
+            f"--hybrid-layer-pattern {pattern} has {parts} stage(s), ends at positions {ends or 'none'}. "
+            f"--pipeline-schedule {definition.name} needs "
             f"{definition.chunks} for each of --pipeline-model-parallel-size {stages} = {chunks}. Separate them with |."
         )
     sizes = {

@@ -24,6 +24,7 @@ def parse(monkeypatch):
 
 
 PP2 = ("--pipeline-model-parallel-size", "2")
+WPIPE = (*PP2, "--pipeline-schedule", "wpipe", "--untie-embeddings-and-output-weights")
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,10 @@ PP2 = ("--pipeline-model-parallel-size", "2")
         ("M-x*", (), 1, "'x' at position 2 is not a layer"),
         ("M-D*", (), 1, "'D' at position 2 is not a layer"),
         ("M*/MM", (), 1, "'/' at position 2 is not a layer"),
-        ("M-||*-|M", (*PP2, "--pipeline-schedule", "wpipe", "--untie-embeddings-and-output-weights"), 2, "stage 1"),
-        ("M-|*-|M-", (*PP2, "--pipeline-schedule", "2bw"), 2, r"has 3 stage\(s\).* = 2\."),
-        ("M-|*-", (), 1, r"has 2 stage\(s\).* = 1\."),
+        ("M-||*-|M", WPIPE, 2, "stage 1"),
+        ("M-|*-|M-", (*PP2, "--pipeline-schedule", "2bw"), 2, r"has 3 stage\(s\), ends at positions \[2, 5\].* = 2\."),
+        ("M-|*-|M-", WPIPE, 2, r"has 3 stage\(s\), ends at positions \[2, 5\].*wpipe needs 2 for each.* = 4\."),
+        ("M-|*-", (), 1, r"has 2 stage\(s\), ends at positions \[2\].* = 1\."),
         ("M-*", (*PP2, "--pipeline-schedule", "2bw"), 2, "cannot be split evenly"),
         ("M-*E", (), 1, "E at position 3 needs --num-experts"),
         ("M-*-", EXPERTS, 1, "has no E"),
@@ -49,8 +51,7 @@ def test_refused(parse, pattern, more, ranks, message):
 
 
 def test_stages_are_cut_evenly_unless_they_are_given(parse):
-    wpipe = (*PP2, "--pipeline-schedule", "wpipe", "--untie-embeddings-and-output-weights")
-    assert parse("M-*E-M*-", *EXPERTS, *wpipe, ranks=2).hybrid_layer_pattern == "M-|*E|-M|*-"
+    assert parse("M-*E-M*-", *EXPERTS, *WPIPE, ranks=2).hybrid_layer_pattern == "M-|*E|-M|*-"
     args = parse("M-*|E", *EXPERTS, *PP2, "--pipeline-schedule", "2bw", ranks=2)
     assert (args.hybrid_layer_pattern, args.num_layers) == ("M-*|E", 4)
     assert parse("M-*-").hybrid_layer_pattern == "M-*-"
