@@ -92,13 +92,12 @@ def _variables(gpus: int) -> Iterator[Finding]:
     name, value = "CUDA_DEVICE_MAX_CONNECTIONS", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     old = gpus > 0 and torch.cuda.get_device_capability(0)[0] < _BLACKWELL
     if value is None:
-        yield Finding(name, "OK", "not set; a run with tensor parallelism sets it to 1, another one to 32")
-    elif value == "1":
-        change = "unset it, except for tensor parallelism before Blackwell: all streams share one hardware queue"
-        yield unless(gpus == 0, "WARN", name, "1", change)
+        yield Finding(name, "OK", "not set; a run sets it to 32, with 1f1b and tensor parallelism to 1")
     else:
-        change = "unset it: Megatron refuses tensor parallelism before Blackwell unless it is 1"
-        yield unless(not old, "WARN", name, value, change)
+        change = (
+            "unset it: delayed schedules refuse less than 32, 1f1b with tensor parallelism before Blackwell all but 1"
+        )
+        yield unless(gpus == 0 or (value == "32" and not old), "WARN", name, value, change)
     loading = os.environ.get("CUDA_MODULE_LOADING")
     change = "unset it: a kernel loaded at its first launch waits for posted receives"
     yield unless(

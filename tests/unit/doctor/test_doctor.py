@@ -66,7 +66,13 @@ def test_a_gpu_without_bf16_and_a_driver_without_gpus(gpus):
 
 @pytest.mark.parametrize(
     ("value", "capability", "level"),
-    [(None, (9, 0), "OK"), ("1", (9, 0), "WARN"), ("8", (9, 0), "WARN"), ("8", (10, 0), "OK")],
+    [
+        (None, (9, 0), "OK"),
+        ("1", (10, 0), "WARN"),
+        ("8", (10, 0), "WARN"),
+        ("32", (9, 0), "WARN"),
+        ("32", (10, 0), "OK"),
+    ],
 )
 def test_number_of_hardware_queues(gpus, monkeypatch, value, capability, level):
     examine = gpus(1, capability=capability)
