@@ -153,8 +153,11 @@ def _time(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def _now() -> float:
+    """Seconds; of one thread on a CPU only while it computes, since other processes may take their turns."""
     if device().type == "cuda":
         torch.cuda.synchronize()
+    elif torch.get_num_threads() == 1:
+        return time.thread_time()
     return time.perf_counter()
 
 
