@@ -21,7 +21,7 @@ VARIANTS = {
     "wpipe": f"--pipeline-schedule wpipe {BATCH}",
 }
 MORE_ACTIVATIONS = {"2bw-eager", "wpipe"}
-"""Schedules that hold more micro-batches than 1F1B; the planner estimates their activations from below."""
+"""Schedules that hold more micro-batches than 1F1B; the planner leaves small tensors of activations out."""
 
 
 def sizes(pool: Pool, variant: str) -> tuple[list[int], list[int]]:
@@ -41,7 +41,7 @@ def test_a_schedule_adds_to_1f1b_what_the_planner_says(
     pool: Pool, synchronous: tuple[list[int], list[int]], variant: str
 ) -> None:
     measured, planned = sizes(pool, variant)
-    tolerance = 0.07 if variant in MORE_ACTIVATIONS else 0.01
+    tolerance = 0.04 if variant in MORE_ACTIVATIONS else 0.01
     for stage in range(STAGES):
         predicted = synchronous[0][stage] + planned[stage] - synchronous[1][stage]
         assert measured[stage] == pytest.approx(predicted, rel=tolerance), f"stage {stage}"
