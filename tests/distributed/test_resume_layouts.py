@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.matrix import MODELS, UNTIED
-from tests.distributed.test_resume import EF, PP2, PP2_2BW, SCHEDULES, assert_close, resume, train
+from tests.distributed.test_resume import EF, PP2, PP2_2BW, SCHEDULES, assert_close, assert_continues, resume, train
 
 LAYOUTS = {
     "PP4": (4, "--pipeline-model-parallel-size 4 --pipeline-schedule 2bw"),
@@ -36,6 +36,15 @@ def test_another_layout(pool, saved, optimizer, origin, target):
     folder, whole = saved(f"{recipe} {layout}", ranks)
     ranks, layout = LAYOUTS[target]
     assert_close(resume(pool, folder, 3, f"{recipe} {layout}", ranks), whole, 3)
+
+
+def test_latent_attention_on_the_same_and_on_another_layout(pool, saved):
+    """Its down projections are cut by columns of a latent; a first dense layer gives layers of two kinds."""
+    recipe = f"--optimizer muon {EF} {MODELS['latent']}"
+    folder, whole = saved(f"{recipe} {LAYOUTS['PP2'][1]}", 2)
+    assert_continues(resume(pool, folder, 3, f"{recipe} {LAYOUTS['PP2'][1]}", 2), whole, 3)
+    ranks, layout = LAYOUTS["PP2xTP2"]
+    assert_close(resume(pool, folder, 3, f"{recipe} {layout} --sequence-parallel", ranks), whole, 3)
 
 
 def test_from_2bw_to_1f1b_is_a_synchronous_cooldown(pool, saved):
