@@ -20,6 +20,7 @@ from megatron.training.global_vars import (
 )
 from megatron.training.models import GPTModelConfig, HybridModelConfig
 from megatron.training.models.gpt import default_layer_spec
+from megatron.training.models.hybrid import HybridModelBuilder
 from megatron.training.training import num_floating_point_operations, update_train_iters
 
 from megatron_async.mcore.patches import temporary

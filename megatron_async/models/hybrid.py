@@ -18,7 +18,7 @@ from typing import Any
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 
 from megatron_async.mcore.model import layers_by_chunk, linear_attention_pattern, moe_layer_pattern
-from megatron_async.mcore.training import hybrid_config_from_args
+from megatron_async.mcore.training import HybridModelBuilder, hybrid_config_from_args
 from megatron_async.models.hybrid_stack import stack_spec
 
 LETTERS = {
@@ -77,6 +77,17 @@ def complete(args: argparse.Namespace, stages: int) -> None:
         args.hybrid_layer_pattern = Symbols.PIPE.join(map("".join, batched(pattern, size)))
 
 
+class Builder(HybridModelBuilder):
+    """Megatron's builder, which chooses the modules of the layers when it builds the model, as that of a GPT does.
+
+    So checks and plans of arguments need no Transformer Engine.
+    """
+
+    def build_model(self, *args: Any, **kwargs: Any) -> Any:
+        self._model_config.hybrid_stack_spec = stack_spec(self._model_config.transformer)
+        return super().build_model(*args, **kwargs)
+
+
 def default_class(args: argparse.Namespace) -> str:
     """The value of `--model-class` where it is not given."""
     return "gpt" if args.hybrid_layer_pattern is None and beyond_hybrid(args) else "hybrid"
@@ -90,7 +101,7 @@ def model_config(args: argparse.Namespace) -> Any:
     from_gpt = args.hybrid_layer_pattern is None
     config = hybrid_config_from_args(_with_pattern(args) if from_gpt else args)
     config.transformer.layers_of_gpt_layer = 2 if from_gpt else 1
-    config.hybrid_stack_spec = stack_spec(config.transformer)
+    config.builder = f"{__name__}.{Builder.__name__}"
     return config
 
 

@@ -35,6 +35,7 @@ def test_the_command_lines_are_accepted(monkeypatch, gpus, engine):
         monkeypatch.setattr(rope_utils, "fused_apply_rotary_pos_emb", object())
     machine = Machine(gpus, Path("unused"))
     monkeypatch.setenv("WORLD_SIZE", str(machine.stages))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as a run on GPUs sets it
     for schedule in machine.schedules:
         args = arguments.parse(machine.line(schedule, 19))
         assert (args.device, args.pipeline_model_parallel_size, args.train_iters) == (device, machine.stages, 19)
