@@ -20,6 +20,7 @@ class Router(torch.nn.Module):
 
     def __init__(self, experts: int) -> None:
         super().__init__()
+        self.frozen_expert_bias = False
         self.register_buffer("expert_bias", torch.zeros(experts))
         self.register_buffer("local_tokens_per_expert", torch.zeros(experts))
 

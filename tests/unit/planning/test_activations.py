@@ -25,6 +25,8 @@ MODELS = {
     "dense": DENSE,
     "attention dropout": DENSE.replace("--attention-dropout 0", "--attention-dropout 0.1"),
     "query groups": "--model tiny --num-layers 2",
+    "latent attention": f"{DENSE} --multi-latent-attention --q-lora-rank 96 --kv-lora-rank 64 --qk-head-dim 32 "
+    "--qk-pos-emb-head-dim 16 --v-head-dim 24 --rope-type rope --qk-layernorm",
     "experts": "--model moe-2b-mini --num-layers 2",
     "Gated DeltaNet and gated attention": "--model moe-10b-hybrid-mini --num-layers 4",
     "every letter": "--model nemotron-h-mini --hybrid-layer-pattern M-*E",
