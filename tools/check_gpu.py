@@ -9,6 +9,7 @@ on CPU processes over gloo, which says nothing about a GPU. Exit status 1 where 
 """
 
 import argparse
+import functools
 import os
 import re
 import statistics
@@ -144,23 +145,20 @@ def parity(machine: Machine) -> Result:
         if cell.ranks <= (machine.gpus or 2) and not (cell.schedule == "1f1b" and "tensor-model" in cell.pipeline)
     ]
     # The reference computes in torch; Transformer Engine's kernels round differently.
-    more, known = f"--device {machine.device} --transformer-impl local".split(), dict[str, Any]()
+    more = f"--device {machine.device} --transformer-impl local"
     figures, rows, problems = dict[str, float](), [], []
-
-    def reference(pool: Pool, arguments: str) -> Any:
-        if arguments not in known:
-            known[arguments] = pool.run(job, [*arguments.split(), *more], ranks=1, timeout=300)[0]
-        return known[arguments]
-
     with Pool(SMALL_CORPUS) as pool:
+
+        def run(arguments: str, ranks: int) -> Any:
+            return pool.run(job, f"{arguments} {more}".split(), ranks=ranks, timeout=300)
+
+        reference = functools.cache(run)
         for cell in chosen:
             try:
-                expected = reference(pool, cell.reference)
-                found = pool.run(job, [*cell.pipeline.split(), *more], ranks=cell.ranks, timeout=300)
+                figures[cell.name] = matrix.measure(cell, run, reference)
             except processes.JobFailed as failure:
                 problems.append(f"{cell.name} did not run: {str(failure)[-1500:]}")
                 continue
-            figures[cell.name] = matrix.difference(found, expected, norms=cell.schedule != "pipedream")
             rows.append([cell.name, f"{figures[cell.name]:.1e}", f"{cell.tolerance:.1e}"])
             if figures[cell.name] > cell.tolerance:
                 problems.append(f"{cell.name} is {figures[cell.name]:.1e} off, allowed are {cell.tolerance:.1e}")

@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,14 +65,13 @@ TRAIN = "tests.distributed.jobs:train_on_whole_corpus"
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
 # In bf16 a token between two experts may go the other way.
 ROUTING_TOLERANCE = 6e-2
-# In bf16 tensor-parallel ranks round their parts of a sum before these are added up, and Muon brings the small
-# directions of a gradient to the size of the large ones.
-TENSOR_PARALLEL_TOLERANCE = 4e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of a schedule and the one-process run that it must equal.
+    """One run of a schedule and the run of the delay oracle that it must equal: of one process, in bf16 of as many
+    tensor-parallel ranks. These round their parts of a sum before they add them up, so that in bf16 a run on two is
+    another one: Megatron's 1F1B with the hybrid differs by 0.4.
 
     Attributes:
         excluded: why Megatron itself cannot run this combination, or "".
@@ -100,13 +100,15 @@ class Cell:
     def tolerance(self) -> float:
         if self.precision == "bf16" and self.model != "dense":
             return ROUTING_TOLERANCE
-        if self.precision == "bf16" and "TP2" in self.layout:
-            return TENSOR_PARALLEL_TOLERANCE
         return TOLERANCE[self.precision]
 
     @property
     def ranks(self) -> int:
         return LAYOUTS[self.layout][0]
+
+    @property
+    def reference_ranks(self) -> int:
+        return 2 if self.precision == "bf16" and "TP2" in self.layout else 1
 
     @property
     def recipe(self) -> str:
@@ -130,10 +132,11 @@ class Cell:
     @property
     def reference(self) -> str:
         stages = "4" if self.layout == "PP4" else "2"
+        recipe = self.recipe if self.reference_ranks == 1 else f"{self.recipe} {LAYOUTS['TP2'][1]}"
         if self.schedule == "1f1b":
-            return self.recipe
+            return recipe
         delay = {"wpipe": "wpipe", "pipedream": f"pipedream:{stages}"}.get(self.schedule, "1")
-        return f"{self.recipe} --gradient-delay {delay}"
+        return f"{recipe} --gradient-delay {delay}"
 
 
 def cells() -> list[Cell]:
@@ -198,32 +201,37 @@ def part_of(whole: np.ndarray, shape: tuple[int, ...], rank: int, name: str) -> 
     return np.concatenate(np.split(whole, pieces, axis=dim)[rank::2], axis=dim)
 
 
-def measure(pool: Pool, cell: Cell, reference: Callable[[str], Outcome]) -> float:
-    """Run a cell; its largest relative difference."""
-    expected = reference(cell.reference)
-    pipeline = pool.run(TRAIN, cell.pipeline.split(), ranks=cell.ranks, timeout=300)
-    return difference(pipeline, expected, norms=cell.schedule != "pipedream")
+Run = Callable[[str, int], list[Outcome]]
+"""Arguments and number of ranks -> what these saw."""
+
+
+def measure(cell: Cell, run: Run, reference: Run) -> float:
+    """Run a cell and, unless `reference` remembers it, its oracle; the largest relative difference."""
+    pipeline, worst = run(cell.pipeline, cell.ranks), 0.0
+    for rank, expected in enumerate(reference(cell.reference, cell.reference_ranks)):
+        alike = [own for own in pipeline if cell.reference_ranks == 1 or own.tensor_rank == rank]
+        worst = max(worst, difference(alike, expected, norms=cell.schedule != "pipedream"))
+    return worst
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     options = parser.parse_args()
-    pool, known, failures = Pool(SMALL_CORPUS), dict[str, Outcome](), 0
+    pool, failures = Pool(SMALL_CORPUS), 0
     table = Table("cell", "largest relative difference", "allowed", title="parity with the delay oracle")
 
-    def reference(arguments: str) -> Outcome:
-        if arguments not in known:
-            known[arguments] = pool.run(TRAIN, arguments.split(), ranks=1)[0]
-        return known[arguments]
+    def run(arguments: str, ranks: int) -> list[Outcome]:
+        return pool.run(TRAIN, arguments.split(), ranks=ranks, timeout=300)
 
+    reference = cache(run)
     console = Console(width=120)
     for cell in (cell for cell in cells() if options.only in cell.name):
         if cell.excluded:
             table.add_row(cell.name, "-", cell.excluded)
             continue
         try:
-            found = measure(pool, cell, reference)
+            found = measure(cell, run, reference)
             good, verdict = found <= cell.tolerance, f"{found:.1e}"
             table.add_row(cell.name, verdict, f"{cell.tolerance:.1e}", style=None if good else "red")
         except JobFailed as failure:
