@@ -4,11 +4,13 @@
 A job is a function, named "module:function", that every rank calls with the same arguments.
 """
 
+import contextlib
 import gc
 import importlib
 import itertools
 import multiprocessing
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
+_RANDOM = random.SystemRandom()  # jobs seed the others
 # Cycles through autograd's own nodes keep some models alive, and with them the threads of their process groups. A
 # worker with more threads than this is replaced after its job.
 _MOST_THREADS = 250
@@ -57,10 +60,17 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
     The port is new: on that of an earlier job, ranks could find the addresses of that job.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
     return [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _free_port() -> int:
+    """Below those that Linux gives to connections: one of these could take it before the job listens there."""
+    while True:
+        port = _RANDOM.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def redirect_output(log: Path) -> None:

@@ -17,6 +17,7 @@ from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracke
 from megatron.core.utils import get_model_config
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import destroy_global_state
+from torch.distributed.constants import default_pg_timeout
 
 _ALONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
 """What torch.distributed reads in a process that no launcher started; port 0 is any free one."""
@@ -124,7 +125,8 @@ def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
 
 def timeout() -> timedelta:
     """Of operations of the job: `--distributed-timeout-minutes`. Without it, torch gives new groups its own default."""
-    limit: timedelta = dist.distributed_c10d._get_default_group()._get_backend(device()).options._timeout
+    options = dist.distributed_c10d._get_default_group()._get_backend(device()).options
+    limit: timedelta = default_pg_timeout if options is None else options._timeout  # torch's fake backend has none
     return limit
 
 

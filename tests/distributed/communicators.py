@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 from tests.distributed.jobs import Outcome, train
 
@@ -124,13 +125,18 @@ def train_under_nccl_rules(arguments: Sequence[str], bound: bool) -> Outcome:
 
 def train_as_before(arguments: Sequence[str], bound: bool) -> Outcome:
     """The faults put back: communicators made at first use, receives posted before the first compute."""
-    from megatron_async.pipeline.links import StageLinks
+    from megatron_async.pipeline.links import Link, StageLinks
     from megatron_async.platform import groups
 
-    make, ahead = groups.make_communicator, StageLinks.post_ahead
-    groups.make_communicator = lambda group, edge=None: None  # type: ignore[assignment]
-    StageLinks.post_ahead = lambda self, value: None  # type: ignore[assignment, method-assign]
-    try:
+    expect = Link.expect
+
+    def and_post(link: Link, messages: int) -> None:
+        expect(link, messages)
+        link._post()
+
+    with (
+        mock.patch.object(groups, "make_communicator", lambda group, edge=None: None),
+        mock.patch.object(StageLinks, "post_ahead", lambda self, value: None),
+        mock.patch.object(Link, "expect", and_post),
+    ):
         return train_under_nccl_rules(arguments, bound)
-    finally:
-        groups.make_communicator, StageLinks.post_ahead = make, ahead  # type: ignore[method-assign]

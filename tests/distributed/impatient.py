@@ -2,6 +2,7 @@
 """The entry point with a time limit of seconds once the ranks have met; the command line gives whole minutes."""
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 from megatron_async import platform
@@ -13,6 +14,7 @@ SECONDS = 10.0
 def shorten_the_limit() -> None:
     platform.activate("cpu")
     from megatron_async.mcore import parallel
+    from megatron_async.platform import groups
 
     initialize = parallel.initialize
 
@@ -21,6 +23,7 @@ def shorten_the_limit() -> None:
         args.distributed_timeout_minutes = SECONDS / 60
 
     parallel.initialize = and_shorten
+    groups.timeout = lambda: timedelta(seconds=SECONDS)
 
 
 if __name__ == "__main__":

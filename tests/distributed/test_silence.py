@@ -4,6 +4,7 @@
 import re
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ def train(arguments: Sequence[str], sleeper: int, seconds: float) -> None:
     import torch.distributed as dist
 
     from megatron_async.config import arguments as command_line
+    from megatron_async.platform import groups
     from megatron_async.training import run
     from megatron_async.training.callbacks import Callback
 
@@ -36,7 +38,8 @@ def train(arguments: Sequence[str], sleeper: int, seconds: float) -> None:
         initialize(args)
         args.distributed_timeout_minutes = TIMEOUT / 60
 
-    with mock.patch.object(run, "initialize", and_shorten_the_limit):
+    limit = mock.patch.object(groups, "timeout", lambda: timedelta(seconds=TIMEOUT))
+    with limit, mock.patch.object(run, "initialize", and_shorten_the_limit):
         loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=[Sleeper()])
     loop.run()
     run.close()
