@@ -67,7 +67,7 @@ def use_local(layer: TransformerLayerSubmodules, transformer: Any) -> None:
 
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
-    """Problems with the sizes of multi-latent attention."""
+    """Problems with the options of multi-latent attention."""
     if not args.multi_latent_attention:
         return
     tensor = args.tensor_model_parallel_size
@@ -78,19 +78,11 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         )
     if args.hybrid_layer_pattern is not None:
         yield "--multi-latent-attention with --hybrid-layer-pattern: only GPTModel has it. Leave one of them out."
-    if args.transformer_impl == "local":
-        latent = args.kv_lora_rank + args.qk_pos_emb_head_dim
-        for what, rank in (
-            (f"--q-lora-rank {args.q_lora_rank}", args.q_lora_rank or 0),
-            (f"--kv-lora-rank {args.kv_lora_rank} + --qk-pos-emb-head-dim {args.qk_pos_emb_head_dim}", latent),
-        ):
-            if rank % tensor:
-                yield f"{what} cannot be divided among --tensor-model-parallel-size {tensor} ranks. Change one of them."
-        if args.qk_layernorm and args.q_lora_rank is None:
-            yield (
-                "--qk-layernorm with --multi-latent-attention and without --q-lora-rank: the norm of the queries needs "
-                "their latent, or Transformer Engine. Give --q-lora-rank, or leave --qk-layernorm out."
-            )
+    if args.transformer_impl == "local" and args.qk_layernorm and args.q_lora_rank is None:
+        yield (
+            "--qk-layernorm with --multi-latent-attention and without --q-lora-rank: the norm of the queries needs "
+            "their latent, or Transformer Engine. Give --q-lora-rank, or leave --qk-layernorm out."
+        )
     for flag, given in {
         "--group-query-attention": args.group_query_attention,
         "--attention-output-gate": args.attention_output_gate,

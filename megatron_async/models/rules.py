@@ -49,6 +49,13 @@ def _divisibility(args: argparse.Namespace) -> Iterator[str]:
             "--linear-num-key-heads": (args.linear_num_key_heads, tensor, "--tensor-model-parallel-size"),
             "--linear-num-value-heads": (args.linear_num_value_heads, tensor, "--tensor-model-parallel-size"),
         }
+    if args.multi_latent_attention and args.transformer_impl == "local":
+        latent, rotary = args.kv_lora_rank, args.qk_pos_emb_head_dim
+        sum_of_both = f"--kv-lora-rank {latent} + --qk-pos-emb-head-dim {rotary} ="
+        parts |= {
+            "--q-lora-rank": (args.q_lora_rank, tensor, "--tensor-model-parallel-size"),
+            sum_of_both: (latent + rotary, tensor, "--tensor-model-parallel-size"),
+        }
     for flag, (number, ranks, size) in parts.items():
         if number is not None and ranks > 0 and number % ranks != 0:
             yield f"{flag} {number} cannot be divided among {size} {ranks} ranks. Change one of them."
