@@ -11,6 +11,8 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
+
 from megatron_async.files import write_atomically
 from megatron_async.schedules import (
     SCHEDULES,
@@ -23,6 +25,7 @@ from megatron_async.schedules import (
     validate,
 )
 from megatron_async.schedules.render import to_image, to_json, to_text, to_trace
+from tools.arguments import make_parser, parse, refuse
 
 FORMATS = ("text", "json", "svg", "png", "trace")
 NEEDS_OUTPUT = ("svg", "png")
@@ -30,12 +33,7 @@ NEEDS_OUTPUT = ("svg", "png")
 
 def build_parser() -> argparse.ArgumentParser:
     """All values are strings. `parse_arguments` checks them together and reports all problems at once."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    parser = make_parser(__doc__)
     option = parser.add_argument
     option("--schedule", metavar="S", help=f"required; one of {', '.join(SCHEDULES)}")
     option("--stages", metavar="P", help="required; pipeline stages (ranks)")
@@ -59,11 +57,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     Raises:
         ValueError: one line for each problem.
     """
-    try:
-        values, unknown = build_parser().parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
-    problems = [f"unknown argument {argument!r}" for argument in unknown]
+    values, problems = parse(build_parser(), arguments)
     shape = {}
     for name in ("stages", "microbatches", "batches"):
         text = getattr(values, name)
@@ -129,9 +123,7 @@ def main(arguments: list[str]) -> int:
     try:
         values = parse_arguments(arguments)
     except ValueError as error:
-        lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
-        print(f"show_schedule.py: wrong arguments\n{lines}", file=sys.stderr)
-        return 2
+        return refuse("show_schedule.py", error)
     schedule = make_schedule(values.schedule, values.stages, values.microbatches, values.batches)
     validate(schedule)
     result = simulate(schedule, StageCosts(*values.times), transfer=values.transfer[0])

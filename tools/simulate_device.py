@@ -28,6 +28,7 @@ from benchmarks.device import (
     simulate_device,
 )
 from megatron_async.schedules import SCHEDULES, make_schedule, schedule_problems
+from tools.arguments import make_parser, parse, refuse
 
 QUEUES = ("many", "one")
 HEADER = ("schedule", "P", "M", "policy", "queues", "ms a batch", "ratio to compute alone", "added, by cause (ms)")
@@ -48,12 +49,7 @@ class Case:
 
 def build_parser() -> argparse.ArgumentParser:
     """All values are strings. `parse_arguments` checks them together and reports all problems at once."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    parser = make_parser(__doc__)
     option = parser.add_argument
     option("--schedules", default="2bw,2bw-eager", help="names of schedules (default: 2bw,2bw-eager)")
     option("--stages", help="pipeline stages P (default: 4,8, or those of the trace)")
@@ -79,11 +75,7 @@ def parse_arguments(arguments: list[str]) -> tuple[list[Case], StageTimes | list
     Raises:
         ValueError: one line for each problem.
     """
-    try:
-        values, unknown = build_parser().parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
-    problems = [f"unknown argument {argument!r}" for argument in unknown]
+    values, problems = parse(build_parser(), arguments)
 
     def names(option: str, known: Sequence[str]) -> list[str]:
         given: list[str] = getattr(values, option).split(",")
@@ -174,9 +166,7 @@ def main(arguments: list[str]) -> int:
     try:
         cases, times, machine = parse_arguments(arguments)
     except ValueError as error:
-        lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
-        print(f"simulate_device.py: wrong arguments\n{lines}", file=sys.stderr)
-        return 2
+        return refuse("simulate_device.py", error)
     if "--json" in arguments:
         print(json.dumps([row(case, times, machine) for case in cases]))
         return 0

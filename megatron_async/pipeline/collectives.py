@@ -19,11 +19,10 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron_async.mcore.model import tied_embedding
 from megatron_async.mcore.optimizer import gathering_buckets, norm_groups
 from megatron_async.mcore.parallel import device
+from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.decision import Decision, UpdateRule, decide
-from megatron_async.pipeline.gradients import FlatGradients, GradientGenerations
-from megatron_async.pipeline.logits import LogitMaxima
+from megatron_async.pipeline.gradients import FlatGradients
 from megatron_async.pipeline.reduction import Steps
-from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.platform.groups import GroupKey, make_groups
 from megatron_async.platform.host import HostValues, ReducedValues, to_device
 
@@ -66,17 +65,9 @@ class UpdateCollectives:
     """
 
     def __init__(
-        self,
-        *,
-        index: int,
-        chunk: Any,
-        optimizer: MegatronOptimizer,
-        gradients: GradientGenerations,
-        routers: RouterBiases,
-        logits: LogitMaxima | None,
-        rule: UpdateRule,
+        self, index: int, chunk: Any, optimizer: MegatronOptimizer, accumulators: Accumulators, rule: UpdateRule
     ) -> None:
-        self._optimizer, self._gradients, self._routers, self._logits = optimizer, gradients, routers, logits
+        self._optimizer, self._accumulators = optimizer, accumulators
         tied = tied_embedding(chunk)
         self._rule, self._tied_embedding = rule, tied if tied is not None and tied.requires_grad else None
         self._members = [
@@ -108,9 +99,8 @@ class UpdateCollectives:
     def steps(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> Steps:
         """The collectives of a batch whose gradients are complete. Arguments as of `DeferredUpdate.start`."""
         yield [
-            self._routers.reduce(batch),
-            self._logits.reduce(batch) if self._logits is not None else None,
-            *(work for flat in self._gradients.flat(batch) for work in self._reduce_buffer(flat)),
+            *self._accumulators.reduce_counts(batch),
+            *(work for flat in self._accumulators.gradients.flat(batch) for work in self._reduce_buffer(flat)),
         ]
         if self._tied_embedding is not None:
             yield [self._reduce_tied_embedding(batch)]
@@ -150,14 +140,14 @@ class UpdateCollectives:
 
     def _reduce_tied_embedding(self, batch: int) -> dist.Work | None:
         """The embedding on the first stage and the head on the last one are one weight: sum their gradients."""
-        with self._gradients.reading(batch):
+        with self._accumulators.gradients.reading(batch):
             gradient = self._tied_embedding.main_grad  # type: ignore[union-attr]
         return dist.all_reduce(gradient, group=mpu.get_embedding_group(), async_op=True)
 
     def _local_squares(self, batch: int) -> list[torch.Tensor]:
         """Sum of squares of this rank's gradients, a float64 tensor of one element for each norm group."""
         parts: dict[dist.ProcessGroup | None, list[torch.Tensor]] = defaultdict(list)
-        with self._gradients.reading(batch):
+        with self._accumulators.gradients.reading(batch):
             self._optimizer.prepare_grads()
             for inner, group in self._members:
                 parts[group] += inner.get_grads_for_grad_norm()

@@ -14,6 +14,7 @@ from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from megatron_async.mcore.optimizer import mark_delay, shards_of
 from megatron_async.mcore.parallel import device
+from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.decision import UpdateRule
 from megatron_async.pipeline.executor import Chunk, Executor, MicrobatchStep
 from megatron_async.pipeline.gradients import GENERATIONS, GradientGenerations
@@ -111,30 +112,25 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
     for shard, _ in shards_of(optimizer):
         shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
-    gradients = GradientGenerations(module, GENERATIONS if delay else 1)
-    routers = RouterBiases(
-        module,
-        mpu.get_tensor_and_data_parallel_group(with_context_parallel=True),
-        args.moe_router_bias_update_rate,
+    counted = mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    accumulators = Accumulators(
+        GradientGenerations(module, GENERATIONS if delay else 1),
+        RouterBiases(module, counted, args.moe_router_bias_update_rate),
+        training.logit_maxima([module]),
     )
-    logits = training.logit_maxima([module])
     return Chunk(
         module=module,
         data_iterator=training.data_iterators[index],
         first=get_attr_wrapped_model(module, "pre_process"),
         last=get_attr_wrapped_model(module, "post_process"),
         weights=weights,
-        gradients=gradients,
-        routers=routers,
-        logits=logits,
+        accumulators=accumulators,
         update=DeferredUpdate(
             index=index,
             chunk=module,
             optimizer=optimizer,
             weights=weights,
-            gradients=gradients,
-            routers=routers,
-            logits=logits,
+            accumulators=accumulators,
             master_step=training.master_step([module], optimizer),
             corrected=training.corrected,
             rule=UpdateRule(

@@ -7,6 +7,7 @@ for nothing else. Updates advance between actions and are due at their place in 
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,10 +18,8 @@ from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_
 from megatron.core.pipeline_parallel.schedules import forward_step as megatron_forward_step
 from megatron.core.utils import get_model_config
 
-from megatron_async.pipeline.gradients import GradientGenerations
+from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.links import StageLinks
-from megatron_async.pipeline.logits import LogitMaxima
-from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport
 from megatron_async.pipeline.weights import WeightVersions
@@ -47,19 +46,11 @@ class Chunk:
     first: bool
     last: bool
     weights: WeightVersions
-    gradients: GradientGenerations
-    routers: RouterBiases
-    logits: LogitMaxima | None
+    accumulators: Accumulators
     update: DeferredUpdate
     in_flight: deque[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=deque)
     losses: list[dict[str, torch.Tensor]] = field(default_factory=list)
     tokens: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def count_for(self, batch: int) -> None:
-        """Attribute the counts of forwards, recomputed ones too, to `batch` from now on."""
-        self.routers.use(batch)
-        if self.logits is not None:
-            self.logits.use(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +180,23 @@ class Executor:
                 return self._apply(action)
         return None
 
+    def _computing(self, action: Forward | Backward, batch: int) -> AbstractContextManager[None]:
+        """The chunk has the action's weights and adds to its batch; the block is measured."""
+        chunk = self._chunks[action.chunk]
+        chunk.weights.use(action.version)
+        # For a forward too: fused weight gradients (Apex, Transformer Engine) may take main_grad at that time.
+        chunk.accumulators.use(batch)
+        self._hooks.action(action.kind, batch)
+        labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
+        return self._timeline.span(action.kind, **labels)
+
     def _forward(self, action: Forward) -> None:
         chunk = self._chunks[action.chunk]
         batch, position = divmod(action.microbatch, self.step.microbatches)
         source = None if chunk.first else self._links.forward.receive()
         if source is not None:
             source.requires_grad_()
-        chunk.weights.use(action.version)
-        # Fused weight gradients (Apex, Transformer Engine) may take main_grad at forward time.
-        chunk.gradients.use(batch)
-        chunk.count_for(batch)
-        self._hooks.action(action.kind, batch)
-        labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
-        with self._timeline.span("F", **labels):
+        with self._computing(action, batch):
             output, tokens = megatron_forward_step(
                 self.step.forward_step,
                 chunk.data_iterator,
@@ -231,12 +226,7 @@ class Executor:
         batch = action.microbatch // self.step.microbatches
         gradient = None if chunk.last else self._links.backward.receive()
         source, output = chunk.in_flight.popleft()
-        chunk.weights.use(action.version)
-        chunk.gradients.use(batch)
-        chunk.count_for(batch)
-        self._hooks.action(action.kind, batch)
-        labels = {"batch": batch, "microbatch": action.microbatch, "version": action.version, "chunk": action.chunk}
-        with self._timeline.span("B", **labels):
+        with self._computing(action, batch):
             source_gradient = backward_step(source, output, gradient, self._config)
         if not chunk.first:
             self._links.backward.send(source_gradient)

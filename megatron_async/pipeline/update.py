@@ -21,12 +21,10 @@ from megatron_async.mcore.optimizer import gathering_buckets, gathers_whole_para
 from megatron_async.mcore.parallel import device, reduce_over_tensor_parallel
 from megatron_async.optim.layout import layout_of
 from megatron_async.optim.step import MasterStep, StepContext
+from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.collectives import Sums, UpdateCollectives
 from megatron_async.pipeline.decision import Decision, UpdateRule
-from megatron_async.pipeline.gradients import GradientGenerations
-from megatron_async.pipeline.logits import LogitMaxima
 from megatron_async.pipeline.reduction import Reduction, poll_in_order
-from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.weights import WeightVersions
 
 
@@ -82,7 +80,8 @@ class DeferredUpdate:
         index: number of the chunk on this rank.
         chunk: the chunk, wrapped by Megatron's DistributedDataParallel.
         optimizer: Megatron's optimizer of the chunk and nothing else.
-        weights, gradients, routers, logits: what a batch changes and accumulates.
+        weights: their versions.
+        accumulators: sums over the micro-batches of a batch.
         master_step: steps the master weights through an explicit list of parts.
         corrected: number of a batch -> whether the correction of the delay applies to its update.
         rule: clipping and normalization.
@@ -97,27 +96,17 @@ class DeferredUpdate:
         chunk: Any,
         optimizer: MegatronOptimizer,
         weights: WeightVersions,
-        gradients: GradientGenerations,
-        routers: RouterBiases,
-        logits: LogitMaxima | None,
+        accumulators: Accumulators,
         master_step: MasterStep,
         corrected: Callable[[int], bool],
         rule: UpdateRule,
         launch: Launch = Launch.AT_UPDATE,
     ) -> None:
         self._index, self._chunk, self._optimizer = index, chunk, optimizer
-        self._weights, self._gradients, self._routers = weights, gradients, routers
-        self._logits, self._master_step, self._corrected = logits, master_step, corrected
+        self._weights, self._accumulators = weights, accumulators
+        self._master_step, self._corrected = master_step, corrected
         self._model_params = tuple(chunk.parameters())
-        self._collectives = UpdateCollectives(
-            index=index,
-            chunk=chunk,
-            optimizer=optimizer,
-            gradients=gradients,
-            routers=routers,
-            logits=logits,
-            rule=rule,
-        )
+        self._collectives = UpdateCollectives(index, chunk, optimizer, accumulators, rule)
         # The layer-wise optimizer gathers over groups of Megatron's, so at a fixed place. On CPUs the host waits in a
         # collective, so ranks must come to it in the order of the schedule.
         early = not gathers_whole_parameters(optimizer) and (
@@ -141,7 +130,7 @@ class DeferredUpdate:
             tokens: number of tokens in this rank's share of the batch, where it is known: on the last stage.
             shared: numbers to be summed over all ranks on the way, the same count on every rank.
         """
-        with self._gradients.reading(batch):
+        with self._accumulators.gradients.reading(batch):
             reduce_over_tensor_parallel(self._chunk)  # on the stream of the compute, whose process group it shares
         self._stream.wait_stream(self._streams.current_stream())
         with self._beside(), torch.no_grad():
@@ -218,7 +207,7 @@ class DeferredUpdate:
 
     def _take(self, batch: int) -> tuple[Sums, torch.Tensor | None]:
         """The results of the chain's collectives."""
-        return self._collectives.take(batch), None if self._logits is None else self._logits.take(batch)
+        return self._collectives.take(batch), self._accumulators.take_logits(batch)
 
     def _step_or_skip(self, batch: int) -> None:
         """Step with a norm that the host knows, or skip."""
@@ -234,7 +223,7 @@ class DeferredUpdate:
         assert self._unreported is None, "the last update was not reported"
         sums, logits = self._take(batch)
         self._unreported = _Unreported(batch, sums, logits, tokens)
-        for flat in self._gradients.flat(batch):
+        for flat in self._accumulators.gradients.flat(batch):
             flat.data.nan_to_num_(0.0, 0.0, 0.0)  # the step must not meet what it is to be protected from
         decision = sums.decision
         self._advance(batch, StepContext(batch, decision.factor, self._corrected(batch), logits, decision.applies))
@@ -244,16 +233,16 @@ class DeferredUpdate:
         """Make the next weight version, with a step or without."""
         self._weights.open_next()
         if context is None:
-            self._routers.forget(batch)
+            self._accumulators.routers.forget(batch)
         else:
             self._step(context)
             self._stepped = True
         self._weights.publish_next(batch + 1)
-        self._gradients.clear(batch)
+        self._accumulators.gradients.clear(batch)
         self._done[batch] = self._stream.record_event()
 
     def _step(self, context: StepContext) -> None:
-        with self._gradients.reading(context.batch):
+        with self._accumulators.gradients.reading(context.batch):
             self._optimizer.prepare_grads()
             # Graphs in flight were recorded with other storage behind these parameters; an in-place step on them is
             # no change to what those graphs saved, so it must not count as one.
@@ -261,4 +250,4 @@ class DeferredUpdate:
                 self._master_step(context)
                 publish_weights(self._optimizer)
             self._optimizer.zero_grad()
-        self._routers.apply(context.batch, context.applies)
+        self._accumulators.routers.apply(context.batch, context.applies)

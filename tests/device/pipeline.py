@@ -17,6 +17,7 @@ import torch.distributed as dist
 from benchmarks.device.costs import Machine, StageTimes
 from benchmarks.device.engine import Operation, Simulation
 from megatron_async.pipeline import collectives, executor, links, update
+from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.decision import UpdateRule
 from megatron_async.pipeline.router_bias import RouterBiases
 from megatron_async.pipeline.update import Launch
@@ -157,7 +158,7 @@ class _Stage:
         weights = WeightVersions([_Pointer()], limit=delay + 1)
         gradients = _Gradients(self._among_replicas("reduction", self._times.reduction))
         routers = RouterBiases(torch.nn.Module(), None, 0.0)  # type: ignore[arg-type]
-        common: dict[str, Any] = {"weights": weights, "gradients": gradients, "routers": routers, "logits": None}
+        common: dict[str, Any] = {"weights": weights, "accumulators": Accumulators(gradients, routers, None)}  # type: ignore[arg-type]
         deferred = update.DeferredUpdate(
             index=index,
             chunk=torch.nn.Module(),

@@ -2,6 +2,7 @@
 """Ten steps of every optimizer beside a twin: the formula of its paper in float64, written with numpy."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from megatron_async.optim.algorithms import (
     Muon,
     NAdam,
     NorMuon,
-    Signum,
     Soap,
 )
 from megatron_async.optim.registry import find
@@ -146,28 +146,23 @@ def test_mars_without_variance_reduction_is_adamw() -> None:
     assert_equal_weights(ours, run(adamw, reference, grads))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_signum(shape: tuple[int, ...]) -> None:
-    param = start(shape)
-    w = param.detach().double().numpy()
-    m = np.zeros(shape)
-    grads = gradients(shape)
-    for g in grads:
-        m = 0.95 * m + 0.05 * g
-        w = (1 - LR * DECAY) * w - LR * np.sign(m)
-    assert_equal_weights(run(Signum([param], lr=LR, weight_decay=DECAY), param, grads), w)
+MOMENTUM_RULES: dict[str, Callable[[Array, Array, Array], tuple[Array, Array]]] = {
+    "signum": lambda w, m, g: ((1 - LR * DECAY) * w - LR * np.sign(0.95 * m + 0.05 * g), 0.95 * m + 0.05 * g),
+    "lion": lambda w, m, g: ((1 - LR * 0.5) * w - LR * np.sign(0.9 * m + 0.1 * g), 0.99 * m + 0.01 * g),
+    "sgd": lambda w, m, g: (w - LR * (0.9 * m + g + DECAY * w), 0.9 * m + g + DECAY * w),
+}
+"""Weights, momentum and gradient -> new weights and momentum."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lion_of_the_registry(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", MOMENTUM_RULES)
+def test_optimizers_with_one_momentum(name: str, shape: tuple[int, ...]) -> None:
     param = start(shape)
-    w = param.detach().double().numpy()
-    m = np.zeros(shape)
+    w, m = param.detach().double().numpy(), np.zeros(shape)
     grads = gradients(shape)
     for g in grads:
-        w = (1 - LR * 0.5) * w - LR * np.sign(0.9 * m + 0.1 * g)
-        m = 0.99 * m + 0.01 * g
-    assert_equal_weights(run(find("lion").build([param], lr=LR), param, grads), w)
+        w, m = MOMENTUM_RULES[name](w, m, g)
+    assert_equal_weights(run(find(name).build([param], lr=LR), param, grads), w)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -184,18 +179,6 @@ def test_nadam(shape: tuple[int, ...]) -> None:
         direction = mu_next * m / (1 - product * mu_next) + (1 - mu) * g / (1 - product)
         w = (1 - LR * DECAY) * w - LR * direction / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
     assert_equal_weights(run(NAdam([param], lr=LR, weight_decay=DECAY), param, grads), w)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sgd_of_the_registry(shape: tuple[int, ...]) -> None:
-    param = start(shape)
-    w = param.detach().double().numpy()
-    m = np.zeros(shape)
-    grads = gradients(shape)
-    for g in grads:
-        m = 0.9 * m + g + DECAY * w
-        w = w - LR * m
-    assert_equal_weights(run(find("sgd").build([param], lr=LR), param, grads), w)
 
 
 # Matrix optimizers
