@@ -2,7 +2,7 @@
 """`--model NAME`: named sets of Megatron's architecture arguments, nothing else.
 
 Shapes come from arXiv 2606.30634 ("the paper") where it gives them. The open ones are chosen so that total and active
-parameters match the paper; docs/models.md has the arithmetic.
+parameters match the paper; tests/unit/models/test_presets.py has the arithmetic.
 """
 
 from collections.abc import Mapping
