@@ -44,6 +44,16 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def obstacle(path: Path) -> str | None:
+    """Why a file cannot be written to `path`, as far as folders and rights show; None if it can."""
+    if path.is_dir():
+        return "it is a folder"
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
+
+
 class JsonLines:
     """A new file of JSON objects, one a line, flushed line by line; `rows` come first. NaN and infinity become null."""
 

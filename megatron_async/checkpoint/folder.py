@@ -164,7 +164,7 @@ def clean_staging(root: Path) -> None:
             publish(root, entry.iteration)
             break
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def publish(root: Path, iteration: int) -> None:
@@ -181,17 +181,26 @@ def publish(root: Path, iteration: int) -> None:
     shutil.rmtree(root / STAGING, ignore_errors=True)
 
 
-def expired(root: Path, *, keep_last: int, milestone: int | None) -> list[int]:
-    """Iterations to delete: complete ones beyond the newest `keep_last`, except every `milestone`-th."""
-    complete = [entry.iteration for entry in checkpoints(root) if not entry.problems]
+def expired(root: Path, newest: int, *, keep_last: int, milestone: int | None) -> list[int]:
+    """Iterations to delete: complete ones beyond the last `keep_last` up to `newest`, except every `milestone`-th.
+
+    `newest` is the iteration just saved. The run could not start from a later checkpoint, so that one does not count.
+    """
+    complete = [entry.iteration for entry in checkpoints(root) if not entry.problems and entry.iteration <= newest]
     return [iteration for iteration in complete[keep_last:] if not milestone or iteration % milestone]
 
 
 def delete(root: Path, iteration: int) -> None:
-    """Remove a checkpoint. It is renamed first, so that a half-removed one is not taken for a damaged one."""
+    """Remove a checkpoint. It is renamed first, so that a half-removed one is not taken for a damaged one.
+
+    What cannot be removed, such as a file that another program reads over NFS, is named in the log and stays.
+    """
     path = root / name_of(iteration)
     if path.is_symlink():
         return  # it is kept elsewhere
-    (root / STAGING).mkdir(exist_ok=True)
-    os.replace(path, root / STAGING / f"expired_{path.name}")
-    shutil.rmtree(root / STAGING)
+    try:
+        (root / STAGING).mkdir(exist_ok=True)
+        os.replace(path, root / STAGING / f"expired_{path.name}")
+        shutil.rmtree(root / STAGING)
+    except OSError as error:
+        _log.warning("> the old checkpoint %s could not be removed: %s", path, error)

@@ -50,18 +50,21 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--keep-last {keep} without --save would be ignored: name a folder."
     if skips < 1:
         yield f"--max-consecutive-skips {skips}: must be at least 1."
+    entry = None
     if args.load:
-        yield from _loading(args, Path(args.load))
+        root = Path(args.load)
+        try:
+            entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
+        except (ValueError, OSError) as error:
+            yield str(error)
+            return
+        yield from _loading(args, root, entry)
     if args.save and not args.skip_train:
-        yield from _replaced(args)
+        yield from _replaced(args, entry.iteration if entry is not None and not args.finetune else 0)
 
 
-def _loading(args: argparse.Namespace, root: Path) -> Iterator[str]:
-    try:
-        entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
-    except (ValueError, OSError) as error:
-        yield str(error)
-        return
+def _loading(args: argparse.Namespace, root: Path, entry: folder.Found | None) -> Iterator[str]:
+    """Problems with the checkpoint that a run would start from, or with there being none."""
     if entry is None:
         if folder.pointer(root) != folder.RELEASE:
             yield from _nothing_to_load(args, root)
@@ -94,17 +97,16 @@ def _nothing_to_load(args: argparse.Namespace, root: Path) -> Iterator[str]:
         )
 
 
-def _replaced(args: argparse.Namespace) -> Iterator[str]:
-    """A second start of the same command must not begin again and replace what the first one saved."""
+def _replaced(args: argparse.Namespace, start: int) -> Iterator[str]:
+    """A run that begins at iteration `start` must not replace later checkpoints: those of the same command's first
+    start, or of a run that went on beyond --ckpt-step."""
     root = Path(args.save)
-    if args.load is not None and same_folder(args.load, root) and not args.finetune:
-        return
     there = folder.newest(root)
-    source = folder.newest(Path(args.load)) if args.load is not None and not args.finetune else None
-    start = source.iteration if source is not None else 0
     if there is None or there.iteration <= start:
         return
     way = f"--load {root}"
+    if args.ckpt_step is not None:
+        way += " without --ckpt-step"
     if args.finetune:
         way += (
             f" without --finetune (one command for every start: --pretrained-checkpoint {args.load} --load {root} "

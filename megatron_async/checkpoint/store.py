@@ -248,7 +248,7 @@ class Checkpoints:
         sys.stdout.flush()
         milestone = self._args.save_retain_interval
         if keep := self._args.keep_last or (1 if milestone else None):
-            for old in folder.expired(root, keep_last=keep, milestone=milestone):
+            for old in folder.expired(root, described.iteration, keep_last=keep, milestone=milestone):
                 folder.delete(root, old)
 
     def _find(self, root: Path) -> folder.Found | None:

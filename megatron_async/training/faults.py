@@ -148,7 +148,7 @@ class SkippedUpdates(Callback):
             f"{len(self._row)} updates in a row were skipped because a gradient was not finite (iterations {first + 1} "
             f"to {last + 1}, samples {samples(first, self._batch_size, last)}; the limit is --max-consecutive-skips "
             f"{self._limit}). The newest checkpoint is that of iteration {'none' if saved is None else saved}. Look at "
-            "these samples, lower --lr, or start further back with --ckpt-step."
+            "these samples, lower --lr, or start further back with --ckpt-step and another --save."
         )
 
 

@@ -90,7 +90,7 @@ class Log:
         if self._file is not None:
             key = "test_loss" if name == "test" else f"valid_loss-{name}" if name else "valid_loss"
             self._file.write({"iteration": iteration, key: loss})
-        perplexity = math.exp(min(20.0, loss))
+        perplexity = math.exp(min(loss, 20.0))  # in this order nan stays nan
         values = {f"lm loss {part}": loss}
         if self._args.log_validation_ppl_to_tensorboard:
             values[f"lm loss {part} ppl"] = perplexity

@@ -3,7 +3,9 @@
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
+from megatron_async.files import obstacle
 from megatron_async.schedules import is_delayed
 
 
@@ -43,6 +45,9 @@ def _phases(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _logs(args: argparse.Namespace) -> Iterator[str]:
+    for flag, file in (("--metrics-file", args.metrics_file), ("--trace-file", args.trace_file)):
+        if file and not args.dry_run and (reason := obstacle(Path(file))):
+            yield f"{flag} {file}: {reason}. Give the path of a file in a folder that can be written to."
     if args.profile and args.profile_step_start >= args.profile_step_end:
         yield (
             f"--profile-step-start {args.profile_step_start} must be less than --profile-step-end "

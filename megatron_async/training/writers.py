@@ -14,17 +14,19 @@ _UPLOAD_SECONDS = "300"
 """Longest wait for uploads at the end of a run; what is left stays in wandb's folder."""
 
 
-def tensorboard(args: argparse.Namespace) -> Any:
+def tensorboard(args: argparse.Namespace) -> "TensorBoard | None":
     """TensorBoard's writer, or None. A resumed run hides what a run before it wrote about later iterations."""
     if not args.tensorboard_dir:
         return None
+    purge = args.iteration + 1 if args.iteration and not args.skip_train else None
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        _say(f"no TensorBoard: {error}")
+
+        writer = SummaryWriter(args.tensorboard_dir, purge_step=purge, max_queue=args.tensorboard_queue_size)  # type: ignore[no-untyped-call]
+    except (ImportError, OSError) as error:
+        _say(f"no TensorBoard: {type(error).__name__}: {error}")
         return None
-    purge = args.iteration + 1 if args.iteration and not args.skip_train else None
-    return SummaryWriter(args.tensorboard_dir, purge_step=purge, max_queue=args.tensorboard_queue_size)  # type: ignore[no-untyped-call]
+    return TensorBoard("TensorBoard", writer)
 
 
 def wandb(args: argparse.Namespace) -> "Wandb | None":
@@ -54,14 +56,39 @@ def wandb(args: argparse.Namespace) -> "Wandb | None":
         _say(f"no wandb: {type(error).__name__}: {error}")
         return None
     _say(f"wandb: files in {Path(place).resolve()}")
-    return Wandb(client)
+    return Wandb("wandb", client)
 
 
-class Wandb:
-    """wandb's client; after a fault it is left alone."""
+class _Guarded:
+    """A client that is left alone after its first fault, which is named."""
 
-    def __init__(self, client: Any) -> None:
-        self._client, self._works = client, True
+    def __init__(self, name: str, client: Any) -> None:
+        self._name, self._client, self._works = name, client, True
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._works = False
+            _say(f"{self._name}: {type(error).__name__}: {error}. Nothing more is logged there; training goes on")
+
+
+class TensorBoard(_Guarded):
+    """TensorBoard's writer."""
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Log a value of an iteration."""
+        self._try(lambda: self._client.add_scalar(name, value, step))
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        self._try(self._client.flush)
+
+
+class Wandb(_Guarded):
+    """wandb's client."""
 
     @property
     def run(self) -> Any:
@@ -75,15 +102,6 @@ class Wandb:
     def finish(self) -> None:
         """Wait, for a limited time, until everything is uploaded."""
         self._try(self._client.finish)
-
-    def _try(self, call: Callable[[], Any]) -> None:
-        if not self._works:
-            return
-        try:
-            call()
-        except Exception as error:
-            self._works = False
-            _say(f"wandb: {type(error).__name__}: {error}. Nothing more is logged there; training goes on")
 
 
 def _continue(args: argparse.Namespace) -> None:

@@ -57,6 +57,10 @@ WRONG = {
         "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity",
         ["--moe-pad-expert-input-to-capacity", "the bias would never move"],
     ),
+    "files that cannot be written": (
+        "--metrics-file /dev/null/metrics.jsonl --trace-file /tmp",
+        ["2 problems", "metrics.jsonl: /dev/null is a file", "--trace-file /tmp: it is a folder"],
+    ),
     "saves without an interval": ("--save /nowhere", ["1 problem", "--save /nowhere", "give --save-interval N"]),
     "sgd in flat pieces": ("--optimizer sgd --use-distributed-optimizer", ["--optimizer sgd", "cannot save"]),
     "Megatron's checkpoint worker": (

@@ -23,6 +23,15 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [entry.name for entry in path.parent.iterdir()] == ["summary.json"]
 
 
+def test_obstacles_are_found_before_hours_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert files.obstacle(tmp_path / "new" / "deeper" / "file") is None and files.obstacle(tmp_path / "file") is None
+    assert files.obstacle(tmp_path) == "it is a folder"
+    assert files.obstacle(tmp_path / "file" / "deeper") == f"{tmp_path / 'file'} is a file"
+    monkeypatch.setattr(files.os, "access", lambda *_: False)
+    assert files.obstacle(tmp_path / "new" / "file") == f"{tmp_path} cannot be written to"
+
+
 def test_an_error_of_the_writer_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     path.write_text("old")

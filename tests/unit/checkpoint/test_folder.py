@@ -116,10 +116,34 @@ def test_keep_last_and_milestones(tmp_path):
     flip = tmp_path / folder.name_of(40) / manifest.NAME
     flip.unlink()
     # Damaged ones do not count as kept: 50 and 30 are the newest two whole ones; 20 is a milestone.
-    assert folder.expired(tmp_path, keep_last=2, milestone=20) == [10]
-    assert folder.expired(tmp_path, keep_last=2, milestone=None) == [20, 10]
+    assert folder.expired(tmp_path, 50, keep_last=2, milestone=20) == [10]
+    assert folder.expired(tmp_path, 50, keep_last=2, milestone=None) == [20, 10]
     folder.delete(tmp_path, 10)
     assert usable(tmp_path) == [50, 30, 20]
+
+
+def test_a_later_damaged_checkpoint_does_not_expire_the_one_just_saved(tmp_path):
+    for iteration in (10, 20, 40):
+        save(tmp_path, iteration)
+    flip_a_byte(tmp_path / folder.name_of(40) / "__0_0.distcp")  # found by its checksum, when the run loads 20
+    save(tmp_path, 30)
+    assert folder.expired(tmp_path, 30, keep_last=1, milestone=None) == [20, 10]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, caplog, monkeypatch):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(39, "Directory not empty", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        folder.delete(tmp_path, 10)
+        assert "iter_0000010 could not be removed: " in caplog.text
+        save(tmp_path, 30)  # beside what is left in the staging folder
+    assert usable(tmp_path) == [30, 20]
 
 
 def test_a_checkpoint_of_megatron_itself_is_taken_at_its_word(tmp_path):

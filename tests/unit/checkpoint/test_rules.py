@@ -153,6 +153,20 @@ def test_a_second_start_does_not_begin_again(tmp_path):
     assert len(problems(load=str(base), save=str(new))) == 1
 
 
+def test_a_run_that_begins_further_back_saves_elsewhere(tmp_path):
+    """Else the next start would load what was left of the abandoned run, and --keep-last would prefer it."""
+    there, new = tmp_path / "there", tmp_path / "new"
+    publish(there, 10)
+    publish(there, 20)
+    assert problems(load=str(there), save=str(there), ckpt_step=20) == []
+    (problem,) = problems(load=str(there), save=str(there), ckpt_step=10)
+    assert "begin at 10" in problem and f"give --load {there} without --ckpt-step" in problem
+    assert problems(load=str(there), save=str(new), ckpt_step=10) == []
+    publish(new, 14)
+    (problem,) = problems(load=str(there), save=str(new), ckpt_step=10)
+    assert f"--save {new} holds a checkpoint of iteration 14" in problem
+
+
 def test_a_checkpoint_without_optimizer_state_says_which_options_load_it(tmp_path):
     publish(tmp_path, 4, no_save_optim=True)
     (problem,) = problems(load=str(tmp_path))

@@ -37,6 +37,22 @@ def test_tensorboard_shows_each_step_once_after_a_crash(tmp_path):
     ]
 
 
+def test_faults_of_tensorboard_are_named_once_and_stop_nothing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    assert writers.tensorboard(arguments(tensorboard_dir=str(tmp_path / "file"))) is None
+    assert "no TensorBoard: " in capsys.readouterr().out
+    writer = writers.tensorboard(arguments(tensorboard_dir=str(tmp_path / "logs")))
+
+    def full(*values: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", full)
+    for step in range(3):
+        writer.add_scalar("loss", 1.0, step)
+    writer.flush()
+    assert capsys.readouterr().out.count("TensorBoard: OSError: No space left on device") == 1
+
+
 def test_the_writer_gets_what_was_asked_for(capsys):
     """`--tensorboard-log-interval` and `--log-validation-ppl-to-tensorboard`."""
     written: list[tuple[str, int]] = []
