@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--plan-device": _text("DEVICE", f"Device of estimates: {', '.join(devices.NAMES)} or a TOML file."),
     "--gradient-delay": _text(
         "DELAY",
-        "Delay oracle: delayed gradients in one process. N updates for all parameters, or the delays of 'wpipe' or "
+        "Delay oracle: delayed gradients on one stage. N updates for all parameters, or the delays of 'wpipe' or "
         "'pipedream:P' (P stages; the first ones hold the remainder of the layers).",
     ),
     "--staleness-correction": _choice(

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The delay oracle: delayed gradients in one process, with copies of older weights.
+"""The delay oracle: delayed gradients on one pipeline stage, with copies of older weights.
 
 The gradient of batch b is taken at version b - d of a parameter with delay d, or at the first version of the delayed
 phase; the update is applied to the newest version. The code is independent of the pipeline's weight versions.

@@ -38,11 +38,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
 def _oracle(args: argparse.Namespace) -> Iterator[str]:
     if (objection := oracle_problem(args.gradient_delay, args.num_layers)) is not None:
         yield objection
-    if not args.gradient_delay.isdecimal() and args.world_size > 1:
-        yield (
-            f"--gradient-delay {args.gradient_delay} clips by part of the model and needs one process; "
-            f"{args.world_size} were started."
-        )
     stages = args.pipeline_model_parallel_size
     if stages != 1 or not schedule_of(args).megatron:
         yield (

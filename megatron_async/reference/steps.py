@@ -14,11 +14,14 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.utils import unwrap_model
 
+from megatron_async.mcore.parallel import device
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.optim.step import clip_factor, step
+from megatron_async.optim.totals import shares
 from megatron_async.pipeline.steps import History, Training
 from megatron_async.pipeline.synchronous import Losses, SynchronousSteps
 from megatron_async.reference import delay
@@ -29,7 +32,7 @@ ReportStaleness = Callable[[int, Mapping[str, float]], None]
 
 
 class OracleSteps(SynchronousSteps):
-    """Runs batch by batch with the delay oracle, in one process.
+    """Runs batch by batch with the delay oracle, on one pipeline stage.
 
     Args:
         training: model, optimizer, data.
@@ -48,7 +51,7 @@ class OracleSteps(SynchronousSteps):
     ) -> None:
         super().__init__(training, first_moment or step)
         self._oracle, self._first_moment, self._report_staleness = oracle, first_moment, report_staleness
-        self._groups = oracle.norm_groups(self.optimizer)
+        self._groups, self._shares = oracle.norm_groups(self.optimizer), shares(self.optimizer)
         self._read: deque[list[Any]] = deque()  # batches that were read and are not computed yet
 
     @property
@@ -112,10 +115,9 @@ class OracleSteps(SynchronousSteps):
     def _update_by_group(self, batch: int, logits: torch.Tensor | None) -> tuple[list[bool], float]:
         """Clip each group by its own norm and skip groups whose norm is not finite."""
         self.prepare_gradients(batch)
-        norms = []
-        for params in self._groups:
+        norms = self._norms()
+        for params, norm in zip(self._groups, norms, strict=True):
             gradients = [param.grad for param in params if param.grad is not None]
-            norms.append(norm := math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients)))
             if not math.isfinite(norm):
                 for param in params:
                     param.grad = None  # not stepped
@@ -124,6 +126,16 @@ class OracleSteps(SynchronousSteps):
         self.step(batch, 1.0, logits)
         skipped = [not math.isfinite(norm) for norm in norms]
         return skipped, math.nan if any(skipped) else math.hypot(*norms)
+
+    def _norms(self) -> list[float]:
+        """The L2 norm of the gradients of each group, over all ranks."""
+        squares = torch.zeros(len(self._groups), dtype=torch.float64, device=device())
+        for index, params in enumerate(self._groups):
+            for param in params:
+                if param.grad is not None and param in self._shares:
+                    squares[index] += self._shares[param] * param.grad.double().square().sum()
+        dist.all_reduce(squares)
+        return squares.sqrt().tolist()
 
 
 def make_steps(training: Training, report_staleness: ReportStaleness) -> OracleSteps:

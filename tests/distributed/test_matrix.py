@@ -7,7 +7,18 @@ import pytest
 
 from benchmarks.processes import Pool
 from tests.distributed.jobs import Outcome
-from tests.distributed.matrix import TOLERANCE, TRAIN, UNTIED, Cell, cells, difference, measure
+from tests.distributed.matrix import (
+    LAYOUTS,
+    MODELS,
+    SHARDING,
+    TOLERANCE,
+    TRAIN,
+    UNTIED,
+    Cell,
+    cells,
+    difference,
+    measure,
+)
 
 NAMES = (
     "1f1b-TP2-dense-fp32-plain-adam",
@@ -24,6 +35,7 @@ NAMES = (
     "2bw-eager-PP2xDP2-moe-fp32-sharded-muon",
     "wpipe-PP2-moe-fp32-plain-muon",
     "wpipe-PP2xTP2-dense-fp32-plain-muon",
+    "wpipe-PP2xTP2-moe-bf16-plain-muon",
     "wpipe-PP2xDP2-dense-fp32-sharded-muon",
     "2bw-PP2xTP2-hybrid-fp32-plain-muon",
     "2bw-PP2xTP2-latent-fp32-plain-muon",
@@ -52,6 +64,15 @@ def test_cell_equals_the_oracle(pool, reference, name):
         return pool.run(TRAIN, arguments.split(), ranks=ranks, timeout=300)
 
     assert measure(cell, run, reference) <= cell.tolerance
+
+
+@pytest.mark.parametrize("layout", ["TP2", "DP2", "EP2"])
+def test_oracle_of_wpipe_on_two_ranks(pool, reference, layout):
+    """Each half of the layers is clipped by its own norm, which is summed over the ranks."""
+    recipe = f"{MODELS['moe']} --optimizer muon --clip-grad 0.5 {UNTIED} --gradient-delay wpipe"
+    alone = f"{LAYOUTS[layout][1]} {SHARDING['sharded' if layout == 'DP2' else 'plain']}"
+    ranks = pool.run(TRAIN, f"{recipe} {alone}".split(), ranks=2)
+    assert difference(ranks, reference(recipe)[0], norms=True) <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
