@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 from megatron.core.utils import get_model_config
 from megatron.training.initialize import initialize_megatron
@@ -77,9 +76,9 @@ def tensor_shards(param: torch.Tensor) -> tuple[dist.ProcessGroup, int] | None:
     dim = getattr(param, "partition_dim", -1)
     if not getattr(param, "tensor_model_parallel", False) or dim < 0:
         return None
-    groups = ProcessGroupCollection.use_mpu_process_groups()
     # Megatron marks the parameters of routed experts as not reduced with the others.
-    group = groups.tp if getattr(param, "allreduce", True) else groups.expt_tp
+    dense = getattr(param, "allreduce", True)
+    group = mpu.get_tensor_model_parallel_group() if dense else mpu.get_expert_tensor_parallel_group()
     return (group, dim) if group.size() > 1 else None
 
 

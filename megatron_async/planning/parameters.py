@@ -3,7 +3,6 @@
 
 import argparse
 import copy
-import gc
 import math
 import re
 from collections import Counter
@@ -134,6 +133,8 @@ def blocks(args: argparse.Namespace) -> list[Block]:
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.gradient_accumulation_fusion = False  # needs Apex, and no gradient is computed
         config.transformer.perform_initialization = False
+        if config.position_embedding_type != "learned_absolute":  # others have no parameters, and are slow to make
+            config.position_embedding_type = "none"
         model = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None)
         whole = _layouts(args, model)
         found: list[list[Parameter]] = [[] for _ in range(args.num_layers + 2)]
@@ -199,13 +200,9 @@ def stages(args: argparse.Namespace, model: Sequence[Block] | None = None) -> li
 def _first_rank_of(args: argparse.Namespace) -> Iterator[None]:
     """Process groups of the first rank without the other processes, and parameters without memory."""
     pretend_rank(args, 0)
-    collecting = gc.isenabled()
-    gc.disable()  # many new objects, none of them garbage: half the time would go there
     try:
         with on_meta_device():
             yield
     finally:
         mpu.destroy_model_parallel()
         dist.destroy_process_group()
-        if collecting:
-            gc.enable()

@@ -14,9 +14,10 @@ PERMANENT: tuple[Patch, ...] = (*cpu.PATCHES, *megatron.PATCHES, *cuda.PATCHES)
 _installed: set[str] = set()
 
 
-def install(device: str) -> None:
-    """Apply the permanent patches of "cpu" or "cuda" to this process, each once."""
-    for patch in PERMANENT:
-        if device in patch.devices and patch.target not in _installed:
-            patch.apply()
-            _installed.add(patch.target)
+def install(device: str) -> bool:
+    """Apply the permanent patches of "cpu" or "cuda" to this process, each once; return whether one was missing."""
+    missing = [patch for patch in PERMANENT if device in patch.devices and patch.target not in _installed]
+    for patch in missing:
+        patch.apply()
+        _installed.add(patch.target)
+    return bool(missing)

@@ -68,6 +68,8 @@ def test_nothing_of_torch_or_megatron_is_replaced_outside_the_table():
 
 
 BEHAVIOR = """
+import gc
+
 import torch
 from megatron_async import platform
 from megatron_async.mcore import patches
@@ -77,7 +79,11 @@ before = {target: getattr(owner, name) for target, (owner, name) in places.items
 platform.activate("cpu")
 for target, (owner, name) in places.items():
     assert not callable(before[target]) or getattr(owner, name) is not before[target], target
-platform.activate("cpu")  # a second call changes nothing
+assert gc.isenabled()
+kept = gc.get_freeze_count()  # of objects that the collector does not look at
+assert kept > 0
+platform.activate("cpu")
+assert gc.get_freeze_count() <= kept, "a second call changes nothing"
 assert not torch.cuda.is_available()
 assert torch.zeros(2, device="cuda").device.type == "cpu"
 assert torch.tensor([1.0], device=torch.device("cuda", 0)).device.type == "cpu"
