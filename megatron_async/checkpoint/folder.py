@@ -69,8 +69,8 @@ def judge(path: Path) -> Found:
 def checkpoints(root: Path) -> list[Found]:
     """Every checkpoint of a folder, newest first, judged by manifest and file sizes.
 
-    In a folder without any manifest, written by Megatron, checkpoints up to the one that its pointer names count as
-    complete: Megatron moves the pointer last.
+    In a folder without any manifest, written by Megatron, checkpoints of its format torch_dist up to the one that its
+    pointer names count as complete: Megatron moves the pointer last.
     """
     paths = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
     found = sorted(map(judge, paths), key=lambda entry: entry.iteration, reverse=True)
@@ -78,7 +78,13 @@ def checkpoints(root: Path) -> list[Found]:
         return found
     trusted = pointer(root)
     last = int(trusted) if trusted.isdecimal() else -1
-    return [replace(entry, problems=()) if entry.iteration <= last else entry for entry in found]
+    return [replace(entry, problems=_of_megatron(entry.path)) if entry.iteration <= last else entry for entry in found]
+
+
+def _of_megatron(path: Path) -> tuple[str, ...]:
+    """Problems with a checkpoint of Megatron's."""
+    there = (path / _FORMAT).is_file()
+    return () if there else (f"no {_FORMAT}: save it once with Megatron and --ckpt-format torch_dist",)
 
 
 def newest(root: Path) -> Found | None:

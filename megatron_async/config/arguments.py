@@ -20,7 +20,7 @@ from megatron_async.optim import listing, registry
 from megatron_async.planning import balance, devices
 from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
-from megatron_async.schedules import schedule_of
+from megatron_async.schedules import is_delayed, schedule_of
 
 _SAID_BY_RULES = ("world size (", "Megatron requires: --save-interval ", "Megatron requires: not --swiglu")
 """Objections of Megatron's that our rules state in more words: number of processes, saves without an interval, two
@@ -56,8 +56,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         gpu.adjust(args)
     args.device, args.device_sentence = device, device_sentence
     given = actions_given(parser, argv)
+    older = list(hybrid.take_older_options(args))
     problems += check.problems(args, given, parser)
-    args._notices = check.notices(args, given)
+    args._notices = [*older, *check.notices(args, given)]
+    if is_delayed(args):  # the contract calls them inert
+        args.num_layers_per_virtual_pipeline_stage = args.num_virtual_stages_per_pipeline_rank = None
     args.optimizer_for = args.optimizer_for or []
     problems += [*_plan_device(args, argv), *balance.begin(args)]
     chunks, layout = schedule_of(args).chunks, args.pipeline_model_parallel_layout

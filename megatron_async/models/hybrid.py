@@ -40,6 +40,25 @@ MIXERS, BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
 """Letters of the halves of a GPT's layer."""
 
 
+_MEGATRONS_STACK = ("hybrid_stack_spec", "mamba_stack_spec")
+"""Functions that --spec names for layers of Transformer Engine in Megatron-LM's own scripts, now and before."""
+
+
+def take_older_options(args: argparse.Namespace) -> Iterator[str]:
+    """Take what Megatron's scripts say in other words than --hybrid-layer-pattern; give a line for each."""
+    if (pattern := args.hybrid_override_pattern) is not None and args.hybrid_layer_pattern is None:
+        args.hybrid_layer_pattern, args.hybrid_override_pattern = pattern, None
+        yield f"--hybrid-override-pattern {pattern} is taken as --hybrid-layer-pattern."
+    if args.hybrid_layer_pattern is None:
+        return
+    if args.is_hybrid_model:
+        args.is_hybrid_model = False
+        yield "--is-hybrid-model has no effect here: --hybrid-layer-pattern says it."
+    if args.spec and args.spec[-1] in _MEGATRONS_STACK:
+        yield f"--spec {' '.join(args.spec)} has no effect here: --hybrid-layer-pattern chooses the layers."
+        args.spec = None
+
+
 def layers_of(pattern: str) -> str:
     """The letters of a pattern without the ends of its stages."""
     return pattern.replace(Symbols.PIPE, "")

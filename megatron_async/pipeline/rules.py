@@ -128,14 +128,8 @@ def _uneven(args: argparse.Namespace) -> bool:
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
     """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
     definition = schedule_of(args)
-    by_number = args.pipeline_model_parallel_layout is None and args.hybrid_layer_pattern is None
-    own = definition.chunks if definition.chunks > 1 and by_number else None
-    virtual = args.num_layers_per_virtual_pipeline_stage is not None or args.num_virtual_stages_per_pipeline_rank != own
     balancing = args.moe_router_load_balancing_type
     rules = {
-        "interleaved virtual stages: there is no bubble for them to shrink (wpipe makes its own two); leave them out": (
-            virtual
-        ),
         f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
         "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
             "global_aux_loss" in balancing or "quantile_balancing" in balancing

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
 
+from megatron_async.mcore import overlap
 from megatron_async.mcore.optimizer import publish_weights
 from megatron_async.mcore.parallel import device
 from megatron_async.mcore.step import timed_schedule
@@ -34,10 +34,8 @@ class SynchronousSteps:
         self.iterators = list(training.data_iterators)
         self.logits = training.logit_maxima(training.model)
         self._forward_backward = get_forward_backward_func()
-        if training.args.overlap_grad_reduce:  # Megatron's loop does this: reductions start in the last micro-batch
-            chunks = [chunk.no_sync for chunk in training.model]
-            config = get_model_config(training.model[0])
-            config.no_sync_func = chunks if len(chunks) > 1 else chunks[0]
+        overlap.reduce_in_backwards(training.args, training.model)
+        overlap.let_weights_be(training.args, training.model)
         self._master_step = training.master_step(training.model, self.optimizer, optimizer_step)
 
     @property
@@ -45,11 +43,14 @@ class SynchronousSteps:
         return []
 
     def run(self, first_batch: int, batches: int) -> int:
-        for batch in range(first_batch, first_batch + batches):
-            stop_after = self._step(batch)
-            if stop_after is not None and stop_after < first_batch + batches - 1:
-                return batch + 1 - first_batch
-        return batches
+        end = first_batch + batches
+        with overlap.gathers_in_forwards(self.training.args, self.training.model):
+            for batch in range(first_batch, end):
+                stop_after = self._step(batch)
+                if stop_after is not None and stop_after < end - 1:
+                    end = batch + 1
+                    break
+        return end - first_batch
 
     def skip(self, batch: int) -> None:
         self.training.read_past()

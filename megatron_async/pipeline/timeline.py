@@ -36,8 +36,8 @@ class Timeline:
         self._first_batch: int | None = None
         self._kept: list[Span] = []
         self._busy = 0.0
-        self.compute = 0.0
-        """Seconds of forwards and backwards so far."""
+        self.seconds = {"F": 0.0, "B": 0.0, "U": 0.0}
+        """Seconds of the spans of each kind so far."""
         self._on_gpu = device().type == "cuda"
         self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event, dict[str, int]]] = []
         self._origin: torch.cuda.Event | None = None
@@ -79,7 +79,7 @@ class Timeline:
 
     def _add(self, span: Span) -> None:
         self._busy += span.duration
-        self.compute += span.duration if span.kind != "U" else 0.0
+        self.seconds[span.kind] += span.duration
         batch = span.labels["batch"]
         if self._first_batch is None:
             self._first_batch = batch

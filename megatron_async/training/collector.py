@@ -1,10 +1,13 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Python's garbage collector by hand: at the same batches on every rank, so that none holds the others up."""
+"""Python's garbage collector and the GPU allocator's cache by hand."""
 
 import argparse
 import gc
 from typing import TYPE_CHECKING
 
+import torch
+
+from megatron_async.schedules.arguments import is_delayed
 from megatron_async.training.callbacks import Callback, CompletedBatch
 
 if TYPE_CHECKING:
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ManualCollection(Callback):
-    """Megatron's `--manual-gc`: the automatic collection is off while the run trains.
+    """Megatron's `--manual-gc`: Python collects at the same batches on every rank, so that none holds the others up.
 
     Args:
         args: `manual_gc_interval`, batches between two collections, 0 is never; `manual_gc_eval`, whether to collect
@@ -39,3 +42,24 @@ class ManualCollection(Callback):
 
     def on_train_end(self, complete: bool) -> None:
         gc.enable()
+
+
+class EmptyCache(Callback):
+    """Megatron's `--empty-unused-memory-level`: free memory goes back to CUDA after batches and evaluations.
+
+    That waits for the device. With a gradient delay it happens where the pipeline is empty, and not in between.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._after_batches = not is_delayed(args)
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        if self._after_batches:
+            torch.cuda.empty_cache()
+
+    def on_drain(self) -> None:
+        if not self._after_batches:
+            torch.cuda.empty_cache()
+
+    def on_evaluation_end(self, iteration: int, loss: float | None) -> None:
+        torch.cuda.empty_cache()

@@ -20,12 +20,16 @@ Row = dict[str, Any]
 # Values of models with experts, named as in Megatron.
 _ROUTER_LOSSES = ("load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss")
 _BALANCE = (*_ROUTER_LOSSES, "expert_imbalance", "idle_experts")
-# Name in the metrics file -> name in TensorBoard and wandb.
+# Name in the metrics file -> name in TensorBoard and wandb, where times are in seconds, as Megatron's.
 _SCALARS = {
     "lm_loss": "lm loss",
     "grad_norm": "grad-norm",
     "learning_rate": "learning-rate",
     "iteration_ms": "iteration-time",
+    "forward_ms": "forward-compute-time",
+    "backward_ms": "backward-compute-time",
+    "update_ms": "optimizer-time",
+    "tflops_per_device": "throughput",
     "tokens_per_s": "tokens-per-second",
     "bubble_share": "pipeline-bubble-share",
     "params_norm": "params-norm",
@@ -126,7 +130,11 @@ class Log:
             self._wandb.log(dict(values), iteration)
 
     def _scalars(self, row: Row) -> dict[str, float]:
-        values = {name: row[key] for key, name in _SCALARS.items() if row.get(key) is not None}
+        values = {
+            name: row[key] / 1000 if key.endswith("_ms") else row[key]
+            for key, name in _SCALARS.items()
+            if row.get(key) is not None
+        }
         if self._args.moe_per_layer_logging:
             # Megatron numbers layers from 0 in these names.
             values |= {

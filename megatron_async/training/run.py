@@ -43,10 +43,10 @@ from megatron_async.pipeline.synchronous import SynchronousSteps
 from megatron_async.planning import balance, measure
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
-from megatron_async.schedules.arguments import schedule_of
+from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
-from megatron_async.training.collector import ManualCollection
+from megatron_async.training.collector import EmptyCache, ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
 from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
 from megatron_async.training.last_actions import LastActions
@@ -58,7 +58,7 @@ from megatron_async.training.provenance import versions
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
 from megatron_async.training.stage_balance import Expected, StageBalance
 from megatron_async.training.statistics import StalenessValues, StatisticsValues
-from megatron_async.training.totals import Memory, Progress, Totals, WorldSize
+from megatron_async.training.totals import Memory, Progress, Times, Totals, WorldSize
 from megatron_async.training.trace import TraceFile
 
 
@@ -163,9 +163,12 @@ def _adjust(args: argparse.Namespace) -> None:
     args.enable_one_logger = False  # NVIDIA's own service; this loop reports nothing to it
     args.exit_signal_handler = False  # Megatron's handler would take the place of this loop's
     args.exit_signal_handler_for_training = False
+    args.use_persistent_ckpt_worker = False  # Megatron would start a process that this loop gives nothing to do
     args.rerun_mode = "disabled"  # Megatron's data iterators would keep all micro-batches
     if not schedule_of(args).megatron:
         args.overlap_grad_reduce = False  # the schedule reduces gradients itself
+    if is_delayed(args) or args.skip_train:
+        args.overlap_param_gather = False  # one version of the weights, without an optimizer the same ones
     if not args.reset_attention_mask:
         args.create_attention_mask_in_dataloader = False  # [sequence, sequence]; attention makes a causal mask itself
     args.check_for_nan_in_loss_and_grad = False  # updates with such gradients are skipped and counted
@@ -238,6 +241,8 @@ def _callbacks(
     yield StopOnRequest(stops)
     if args.manual_gc:
         yield ManualCollection(args)
+    if args.empty_unused_memory_level:
+        yield EmptyCache(args)
     if args.trace_file:
         yield TraceFile()
 
@@ -248,6 +253,8 @@ def _logged_on_request(args: argparse.Namespace, trained: Trained) -> Iterator[C
         counted = totals.shares(trained.optimizer)
         squares = partial(totals.sum_of_squares, counted, device()) if args.log_params_norm else None
         yield Totals(squares, trained.zeros.take if trained.zeros is not None else None, group_of_all("totals"))
+    if args.log_timers_to_tensorboard:
+        yield Times(args.log_interval, group_of_all("times"))
     if args.log_world_size_to_tensorboard:
         yield WorldSize()
     if args.log_memory_to_tensorboard:

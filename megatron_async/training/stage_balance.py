@@ -117,6 +117,7 @@ class StageBalance(Callback):
             return
         stages = self._expected.args.pipeline_model_parallel_size
         seconds = torch.zeros(stages, dtype=torch.float64, device=device())
-        seconds[mpu.get_pipeline_model_parallel_rank()] = (self._timeline.compute - self._seen) / self._batches
-        self._seen, self._batches = self._timeline.compute, 0
+        compute = self._timeline.seconds["F"] + self._timeline.seconds["B"]
+        seconds[mpu.get_pipeline_model_parallel_rank()] = (compute - self._seen) / self._batches
+        self._seen, self._batches = compute, 0
         batch.pending.append(PendingStages(seconds, self._group, self._expected))

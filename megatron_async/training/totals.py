@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Callbacks that add what Megatron logs on request: norms, zeros, memory, the world size, progress.txt."""
+"""Callbacks that add what Megatron logs on request: norms, zeros, times, memory, the world size, progress.txt."""
 
 import math
 import os
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from megatron_async.mcore.parallel import device
+from megatron_async.platform.host import to_device
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
 
 if TYPE_CHECKING:
@@ -67,6 +69,37 @@ class Totals(Callback):
             batch.pending.append(_Total("params_norm", self._squares(), self._group, math.sqrt))
         if self._zeros is not None:
             batch.pending.append(_Total("num_zeros", self._zeros(batch.number), self._group, round))
+
+
+class _Times(Reduced):
+    def read(self) -> dict[str, Any]:
+        names = ("forward_ms", "backward_ms", "update_ms")
+        return {name: 1000 * seconds for name, seconds in zip(names, self._values.read(), strict=True)}
+
+
+class Times(Callback):
+    """Logs a batch's time of forwards, backwards and update: the mean since the last time, of the slowest rank in each.
+
+    Args:
+        interval: every so many batches.
+        group: process group of its own over all ranks; None for one process.
+    """
+
+    def __init__(self, interval: int, group: dist.ProcessGroup | None) -> None:
+        self._interval, self._group = interval, group
+        self._seen, self._batches = [0.0, 0.0, 0.0], 0
+
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._timeline = loop.timeline
+
+    def on_batch_end(self, batch: CompletedBatch) -> None:
+        self._batches += 1
+        if batch.iteration % self._interval:
+            return
+        before, self._seen = self._seen, [self._timeline.seconds[kind] for kind in "FBU"]
+        means = [(now - then) / self._batches for now, then in zip(self._seen, before, strict=True)]
+        batch.pending.append(_Times(to_device(means, device()), self._group, dist.ReduceOp.MAX))
+        self._batches = 0
 
 
 class WorldSize(Callback):

@@ -161,3 +161,20 @@ def state_bytes(arguments: Sequence[str]) -> tuple[dict[str, int], dict[str, int
     run.close()
     planned = plan(command_line.parse([*line, "--dry-run"])).bytes_by_kind[stage]
     return held, {kind: planned[kind] for kind in held}
+
+
+def gathers(arguments: Sequence[str]) -> tuple[Outcome, int]:
+    """Train; also count the gathers of weights that were started and not waited for."""
+    from unittest import mock
+
+    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+
+    start, started = _ParamAndGradBucketGroup.start_param_sync, 0
+
+    def counted(group: Any, force_sync: bool = False) -> None:
+        nonlocal started
+        start(group, force_sync)
+        started += group.param_gather_handle is not None
+
+    with mock.patch.object(_ParamAndGradBucketGroup, "start_param_sync", counted):
+        return train(arguments), started

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from tests.distributed.jobs import Outcome, train
+from tests.distributed.jobs import BASE, Outcome, train
 from tests.standins import FusedAdam, FusedWeightGradient
 
 
@@ -68,10 +68,19 @@ STANDINS: dict[str, Any] = {
 }
 
 
-def train_with(standin: str, arguments: Sequence[str]) -> Outcome:
+def train_with(standin: str, arguments: Sequence[str], base: Sequence[str] = BASE) -> Outcome:
     """As `train`, with one of `STANDINS`."""
     with STANDINS[standin]():
-        return train(arguments)
+        return train(arguments, base=base)
+
+
+def fused_squared_relus(arguments: Sequence[str], base: Sequence[str]) -> tuple[Outcome, int]:
+    """`train_with` Transformer Engine; also how often Megatron's fused squared ReLU of experts has run."""
+    from megatron.core.transformer.moe import experts
+
+    fused = mock.Mock(wraps=experts.weighted_squared_relu_impl)
+    with mock.patch.object(experts, "weighted_squared_relu_impl", fused):
+        return train_with("Transformer Engine", arguments, base), fused.call_count
 
 
 def fused_gradients(arguments: Sequence[str]) -> int:

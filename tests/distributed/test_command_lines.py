@@ -44,7 +44,6 @@ WRONG = {
         ["--staleness-correction error-feedback", "1f1b has none"],
     ),
     "delay in a pipeline": ("--gradient-delay 1", ["--gradient-delay", "one pipeline stage"]),
-    "virtual stages": ("--num-virtual-stages-per-pipeline-rank 2", ["virtual stages"]),
     "tied embeddings under wpipe": ("--pipeline-schedule wpipe", ["--untie-embeddings-and-output-weights"]),
     "several micro-batches under pipedream": ("--pipeline-schedule pipedream", ["--global-batch-size must be", "= 1"]),
     "too many synchronous batches": ("--sync-start-iters 4 --sync-cooldown-iters 4", ["is more than --train-iters 6"]),
@@ -63,10 +62,6 @@ WRONG = {
     ),
     "saves without an interval": ("--save /nowhere", ["1 problem", "--save /nowhere", "give --save-interval N"]),
     "sgd in flat pieces": ("--optimizer sgd --use-distributed-optimizer", ["--optimizer sgd", "cannot save"]),
-    "Megatron's checkpoint worker": (
-        "--async-strategy mcore --use-persistent-ckpt-worker",
-        ["--async-strategy mcore: it would be ignored", "--use-persistent-ckpt-worker: it would be ignored"],
-    ),
     "a ramp that does not end at the global batch size": (
         "--rampup-batch-size 4 3 32",
         ["--rampup-batch-size 4 3 32: --global-batch-size 8 must be START 4 and a multiple of INCREMENT 3"],
@@ -80,9 +75,9 @@ WRONG = {
         ["--step-batch-size-schedule 8", "Give TOKENS:SAMPLES pairs"],
     ),
     "logs that need CUDA, or a folder": (
-        "--record-memory-history --log-memory-to-tensorboard --profile --log-progress --log-timers-to-tensorboard",
+        "--record-memory-history --log-memory-to-tensorboard --profile --log-progress",
         [
-            "5 problems",
+            "4 problems",
             "--record-memory-history: it asks CUDA",
             "--profile on CPUs",
             "in the folder of --save",

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.processes import Pool
 from tests import standins
-from tests.distributed.jobs import SMALL_CORPUS, Outcome
+from tests.distributed.jobs import BASE, SMALL_CORPUS, Outcome
 from tests.distributed.test_parity import assert_bit_equal, assert_same_run, train
 from tests.distributed.test_resume import assert_continues
 
@@ -65,6 +66,17 @@ def test_runs_equal_the_oracle_with_local_layers(pool: Pool, engine: Pool, name:
     ]
     assert renamed[0].weights.keys() != found[0].weights.keys()
     assert_same_run(renamed, expected)
+
+
+def test_squared_relu_of_experts_is_fused(pool: Pool, engine: Pool) -> None:
+    """--use-fused-weighted-squared-relu, which local experts do not have."""
+    base = [word for word in BASE if word != "--swiglu"]
+    recipe = f"--optimizer adam {EF} {EXPERTS} --squared-relu"
+    expected = pool.run("tests.distributed.jobs:train", f"{recipe} --gradient-delay 1".split(), 0.0, (), base, ranks=1)
+    words = f"{recipe} {PP2} --moe-grouped-gemm --use-fused-weighted-squared-relu".split()
+    given = engine.run("tests.distributed.standin_jobs:fused_squared_relus", words, base, ranks=2, timeout=300)
+    assert all(count > 0 for _, count in given)
+    np.testing.assert_allclose(given[-1][0].losses, expected[0].losses, rtol=1e-5)
 
 
 def test_main_grad_may_be_taken_at_forward(engine: Pool) -> None:

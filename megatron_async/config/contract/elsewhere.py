@@ -5,9 +5,9 @@ from megatron_async.config.contract.row import Row, refused
 
 _OTHER_MODELS = (
     refused(
-        "hybrid-override-pattern mtp-hybrid-override-pattern is-hybrid-model",
+        "mtp-hybrid-override-pattern is-hybrid-model",
         "an older way to say what --hybrid-layer-pattern says",
-        "Use --hybrid-layer-pattern.",
+        "Use --hybrid-layer-pattern; beside it --is-hybrid-model is taken.",
     ),
     refused(
         "disable-mamba-mem-eff-path mamba-training-ssm-states-dtype",
@@ -67,7 +67,7 @@ _OTHER_MODELS = (
     refused(
         "spec",
         "initial weights and QK-clip rely on this package's layer specifications",
-        "Extend megatron_async/models/specs.py instead.",
+        "Extend megatron_async/models/specs.py. With --hybrid-layer-pattern Megatron's hybrid_stack_spec is taken.",
     ),
     refused("moe-use-upcycling moe-upcycling-granularity", "upcycling happens while Megatron loads a dense model"),
 )

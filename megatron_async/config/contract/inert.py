@@ -54,21 +54,37 @@ ROWS: tuple[Row, ...] = (
         "an update whose gradient is not finite is always skipped and counted; --max-consecutive-skips ends the run",
     ),
     _inert("rerun-mode", "batches are never run twice"),
-    _inert("log-throughput", "every log line and every row of --metrics-file has the throughput"),
+    _inert("log-throughput", "every log line, every row of --metrics-file and TensorBoard have the throughput"),
     _inert("no-log-loss-scale-to-tensorboard", "the loss scale is never written"),
     _inert(
         "timing-log-level timing-log-option no-barrier-with-level-1-timing",
-        "Megatron's timers are off, since they hold all ranks up; --trace-file has the time of every action",
+        "Megatron's timers are off, since they hold all ranks up; --log-timers-to-tensorboard takes times that do not",
     ),
     _inert("mup-width-mult", "Megatron derives it from --hidden-size and --mup-base-hidden-size"),
     _inert("local-rank", "the launcher's environment decides"),
+    _inert(
+        "async-strategy use-persistent-ckpt-worker async-ckpt-use-cpu-shm async-ckpt-cpu-priority "
+        "async-ckpt-io-priority",
+        "it is about Megatron's worker process; with --async-save each rank writes its part in a thread of its own",
+    ),
+    _inert("auto-detect-ckpt-format", "--load takes checkpoints of format torch_dist, and refuses others by name"),
+    _inert("verify-integrity", "checkpoints always have a checksum of each file, which --load compares"),
     _inert("dist-ckpt-workers", "each rank writes one file"),
     _inert("dist-ckpt-optim-fully-reshardable", "it is always on: a checkpoint loads on any layout"),
     _inert("no-use-layer-wise-param-layout", "it is always off: each parameter is whole at one owner"),
     _inert(
         "no-overlap-p2p-communication", "the schedule posts every receive before the preceding compute", when=DELAYED
     ),
-    _inert("overlap-grad-reduce no-align-grad-reduce", "the schedule overlaps its own reductions", when=DELAYED),
+    _inert(
+        "num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank",
+        "there is no bubble for interleaved stages to shrink; wpipe makes its own two",
+        when=DELAYED,
+    ),
+    _inert(
+        "overlap-grad-reduce no-align-grad-reduce overlap-param-gather no-align-param-gather",
+        "the schedule reduces gradients and gathers weights beside the compute by itself",
+        when=DELAYED,
+    ),
     _inert(
         "flight-recorder-dump-path flight-recorder-trace-buffer-size no-flight-recorder-dump-on-timeout "
         "flight-recorder-include-stack-trace no-flight-recorder-include-only-active "

@@ -6,9 +6,9 @@ from megatron_async.config.contract.row import DELAYED, ON_CPU, WITHOUT_LATENTS,
 
 _TRAINING_LOOP = (
     refused(
-        "log-timers-to-tensorboard log-memory-interval log-device-memory-used",
-        "this package's log does not have it; Megatron's timers wait for all stages",
-        "See --metrics-file, --trace-file and --log-memory-to-tensorboard.",
+        "log-memory-interval log-device-memory-used",
+        "this package's log does not have it",
+        "Use --log-memory-to-tensorboard, or --dry-run for an estimate.",
     ),
     refused("pytorch-profiler-collect-chakra", "the step loop writes Chrome traces"),
     refused(
@@ -18,11 +18,6 @@ _TRAINING_LOOP = (
     ),
     refused("phase-transition-iterations", "the data cannot change in the middle of a run", "Start a second run."),
     refused("test-mode", "it belongs to Megatron's own tests"),
-    refused(
-        "empty-unused-memory-level",
-        "the step loop leaves cached memory to torch's allocator, since activations of the next batch are in use",
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
-    ),
     refused(
         "gpu-sniff-test-interval train-sync-interval check-for-large-grads check-for-spiky-loss",
         "Megatron's step loop does it, and this package has its own",
@@ -87,15 +82,9 @@ _CHECKPOINTS = (
         "Use --save-interval with --keep-last, and --async-save.",
     ),
     refused(
-        "async-strategy use-persistent-ckpt-worker async-ckpt-use-cpu-shm async-ckpt-cpu-priority "
-        "async-ckpt-io-priority",
-        "it would be ignored: it is about a worker process of Megatron's. With --async-save each rank writes its part "
-        "of a checkpoint in a thread of its own",
-    ),
-    refused(
-        "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format auto-detect-ckpt-format "
+        "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format "
         "dist-ckpt-save-pre-mcore-014 load-main-params-from-ckpt override-ckpt-iteration no-strict-fsdp-dtensor-load "
-        "verify-integrity no-stream-ckpt-dequant distrib-optim-fully-reshardable-mem-efficient",
+        "no-stream-ckpt-dequant distrib-optim-fully-reshardable-mem-efficient",
         "checkpoints have one format, torch_dist, which holds the state of a delayed run on any layout",
         "Convert other checkpoints with tools/convert_checkpoint.py.",
     ),
@@ -130,8 +119,9 @@ _LAYOUT = (
         "Use 1.",
     ),
     refused(
-        "overlap-param-gather overlap-param-gather-with-optimizer-step no-align-param-gather",
-        "the schedule itself publishes new weights; gathers that start inside a forward would meet two versions",
+        "overlap-param-gather-with-optimizer-step",
+        "the optimizer steps all layers at once",
+        "Use --overlap-param-gather alone.",
     ),
     refused(
         "ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation",
@@ -194,12 +184,12 @@ _KERNELS = (
     refused(
         "tp-comm-overlap no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag no-tp-comm-overlap-rs "
         "tp-comm-overlap-rs-dgrad no-tp-comm-split-ag no-tp-comm-split-rs tp-comm-overlap-cfg "
-        "tp-comm-bootstrap-backend cross-entropy-fusion-impl=te fused-residual-rmsnorm "
+        "tp-comm-bootstrap-backend fused-residual-rmsnorm "
         "use-transformer-engine-op-fuser use-te-activation-func use-grouped-gemm-for-shared-expert "
         "use-grouped-gemm-for-dense-mlp moe-single-grouped-weight moe-single-grouped-bias "
         "moe-shared-expert-glu-interleave-size moe-mlp-glu-interleave-size mla-down-proj-fusion symmetric-ar-type "
         "transformer-impl=inference_optimized batch-invariant-mode use-kitchen-attention kitchen-attention-backend "
-        "moe-shared-expert-overlap use-fused-weighted-squared-relu",
+        "moe-shared-expert-overlap",
         "these fused kernels and buffers were never run under weights that change their address",
     ),
     refused(
@@ -245,12 +235,6 @@ _NO_LONGER_VALID = (
 _BY_CONDITION = (
     refused(
         "fp16", "its dynamic loss scale decides about a step after later forwards have run", "Use --bf16.", DELAYED
-    ),
-    refused(
-        "num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank",
-        "there is no bubble for interleaved stages to shrink; a schedule with two chunks makes them itself",
-        when=DELAYED,
-        rule="pipeline/rules.py",
     ),
     refused(
         "moe-router-load-balancing-type=global_aux_loss moe-router-load-balancing-type=quantile_balancing",

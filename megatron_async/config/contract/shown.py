@@ -113,6 +113,12 @@ ROWS: tuple[Row, ...] = (
         "hybrid-layer-pattern mamba-state-dim mamba-head-dim mamba-num-groups",
         "Megatron-Core's HybridModel under every schedule",
     ),
+    _shown("tests/unit/models/test_hybrid.py", "hybrid-override-pattern", "the older name of --hybrid-layer-pattern"),
+    _shown(
+        "tests/unit/training/test_collector.py",
+        "empty-unused-memory-level",
+        "the allocator's free memory is returned after batches and evaluations; with a delay where the pipeline drains",
+    ),
     _shown(
         "tests/distributed/test_options.py",
         "check-weight-hash-across-dp-replicas-interval",
@@ -147,8 +153,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         "tests/distributed/test_logs.py",
-        "log-params-norm log-num-zeros-in-grad log-world-size-to-tensorboard log-progress",
-        "totals equal those of one process",
+        "log-params-norm log-num-zeros-in-grad log-world-size-to-tensorboard log-progress log-timers-to-tensorboard",
+        "totals equal those of one process; times of forwards, backwards and updates are those of the trace",
     ),
     _shown(
         "tests/unit/training/test_writers.py",
@@ -162,7 +168,11 @@ ROWS: tuple[Row, ...] = (
         "nvtx-ranges log-memory-to-tensorboard",
         "windows and counters, with a stand-in for CUDA's functions",
     ),
-    _shown("tests/distributed/test_ddp_options.py", "ddp-average-in-collective", "the same numbers"),
+    _shown(
+        "tests/distributed/test_ddp_options.py",
+        "ddp-average-in-collective overlap-param-gather no-align-param-gather",
+        "the same numbers; weights are gathered inside forwards",
+    ),
     _shown(
         "tests/distributed/test_resume.py",
         "save save-interval load ckpt-step exit-interval",
@@ -232,6 +242,11 @@ ROWS: tuple[Row, ...] = (
         "disable-gloo-process-groups disable-jit-fuser exit-duration-in-mins save-retain-interval "
         "pretrained-checkpoint",
         "the code that reads them is called with Megatron's arguments",
+    ),
+    _shown(
+        "tests/distributed/test_transformer_engine.py",
+        "use-fused-weighted-squared-relu",
+        "equal to the delay oracle, with a stand-in for Transformer Engine's layers",
     ),
     _shown("tests/unit/planning/test_full_size.py", "no-initialization", "for runs that load every weight"),
     _shown(

@@ -174,6 +174,18 @@ def test_no_complete_checkpoint_is_an_error_and_not_a_new_start(tmp_path):
         chosen(tmp_path)
 
 
+def test_another_format_of_megatrons_is_named(tmp_path):
+    """`--auto-detect-ckpt-format` is never needed: --load takes torch_dist alone, and says so."""
+    path = tmp_path / folder.name_of(5)
+    (path / "mp_rank_00").mkdir(parents=True)
+    (path / "mp_rank_00" / "model_optim_rng.pt").touch()
+    (tmp_path / folder.TRACKER).write_text("5")
+    with pytest.raises(ValueError, match=r"iter_0000005: no metadata.json: save it once with Megatron"):
+        chosen(tmp_path)
+    (path / "metadata.json").write_text("{}")
+    assert chosen(tmp_path) == 5
+
+
 def test_ckpt_step(tmp_path):
     save(tmp_path, 10)
     save(tmp_path, 20)

@@ -191,6 +191,17 @@ def test_an_inert_option_is_named_once():
 
 
 @pytest.mark.parametrize(
+    "words", ["--num-layers-per-virtual-pipeline-stage 1", "--num-virtual-stages-per-pipeline-rank 2"]
+)
+def test_a_delayed_schedule_replaces_the_interleaved_one(words):
+    args = arguments.parse([*BASE, *TWO_BW, *words.split()])
+    (notice,) = args._notices
+    assert notice.startswith(words.split()[0]) and args.virtual_pipeline_model_parallel_size is None
+    synchronous = arguments.parse([*BASE, *TWO_BW[:2], *words.split()])
+    assert synchronous.virtual_pipeline_model_parallel_size == 2 and synchronous._notices == []
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         ("--swiglu --squared-relu", "--swiglu and --squared-relu: a feed-forward block has one"),
@@ -201,7 +212,7 @@ def test_an_inert_option_is_named_once():
             "more tokens than there are; at most --num-experts / --moe-router-topk = 2.",
         ),
         ("--perform-rl-step", "this package pretrains"),
-        ("--hybrid-override-pattern M-*E", "Use --hybrid-layer-pattern"),
+        ("--is-hybrid-model", "Use --hybrid-layer-pattern"),
         ("--adlr-autoresume", "nothing would be trained"),
     ],
 )

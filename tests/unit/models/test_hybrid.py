@@ -57,6 +57,30 @@ def test_stages_are_cut_evenly_unless_they_are_given(parse):
     assert parse("M-*-").hybrid_layer_pattern == "M-*-"
 
 
+def test_older_words_of_megatrons_scripts(parse, monkeypatch):
+    """--hybrid-override-pattern is the pattern; --spec of Megatron's own stack and --is-hybrid-model repeat it."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    spec = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --is-hybrid-model".split()
+    args = arguments.parse([*BASE, "--hybrid-override-pattern", "M-*-", *spec])
+    new = parse("M-*-")
+    assert args.hybrid_layer_pattern == new.hybrid_layer_pattern == "M-*-"
+    assert [notice.split()[0] for notice in args._notices] == [
+        "--hybrid-override-pattern",
+        "--is-hybrid-model",
+        "--spec",
+    ]
+    same = {**vars(args), "_notices": [], "_resolved": None}
+    assert same == {**vars(new), "_notices": [], "_resolved": None}
+    for words, message in {
+        ("--hybrid-override-pattern", "M-"): "cannot both be specified",
+        ("--spec", "mine", "layers"): "--spec mine layers: initial weights",
+    }.items():
+        with pytest.raises(arguments.ArgumentProblems, match=message):
+            parse("M-*-", *words)
+    with pytest.raises(arguments.ArgumentProblems, match="--is-hybrid-model: an older way"):
+        arguments.parse([*BASE, "--num-layers", "4", "--is-hybrid-model"])
+
+
 GPT = [*BASE, "--num-layers", "4"]
 
 
