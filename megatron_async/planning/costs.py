@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from megatron_async.models import hybrid
 from megatron_async.optim import options
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Block, Parameter, on_stages
+from megatron_async.planning.parameters import SUBLAYERS, Block, Parameter, on_stages
 from megatron_async.planning.resolve import keeps_scores, step_values
 from megatron_async.planning.timing import BlockTime, Exchange
 
@@ -24,13 +24,8 @@ LAUNCHES = {
 }
 """Kernel launches of a forward, assumed: of each sublayer with its norm; of embedding or head. A backward has twice as
 many."""
-_SUBLAYERS = (
-    ("embedding",),
-    ("attention", "linear_attention", "mamba"),
-    ("feed_forward", "experts", "shared_expert"),
-    ("head",),
-)
-"""Kinds of parameters whose sublayer ends with one collective of tensor parallelism."""
+_REDUCED = ("embedding", *SUBLAYERS, "head")
+"""Kinds of parameters of sublayers that end with a collective of tensor parallelism."""
 _FP32 = 4
 
 
@@ -155,8 +150,7 @@ class CostModel:
         args, device = self._args, self._device
         tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size
         message = self._tokens * args.hidden_size * self._width
-        sublayers = sum(any(map(block.has, kinds)) for kinds in _SUBLAYERS)
-        seconds = sublayers * 2 * message * (tensor - 1) / tensor / device.bandwidth(tensor)
+        seconds = sum(map(block.has, _REDUCED)) * 2 * message * (tensor - 1) / tensor / device.bandwidth(tensor)
         if block.has("experts"):
             sent = 2 * args.moe_router_topk * message / (tensor if args.sequence_parallel else 1)
             near = min(experts, max(1, device.devices_per_node // tensor))

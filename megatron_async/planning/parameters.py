@@ -23,6 +23,8 @@ from megatron_async.models.naming import global_names
 from megatron_async.optim.layout import Layout
 from megatron_async.optim.param_groups import KINDS, MATRIX_ROLES, classify, layouts
 
+SUBLAYERS = ("attention", "linear_attention", "mamba", "feed_forward", "experts")
+"""Kinds of parameters that tell the sublayers of a layer: mixers and blocks."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 

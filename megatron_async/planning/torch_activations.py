@@ -35,7 +35,9 @@ def projections(args: argparse.Namespace) -> int:
 
 
 def scores(args: argparse.Namespace) -> int:
-    """Softmax of the scores; dropout keeps its mask and its result too."""
+    """Softmax of the scores, unless core attention is recomputed; dropout keeps its mask and its result too."""
+    if args.recompute_granularity == "selective" and "core_attn" in (args.recompute_modules or []):
+        return 0
     return args.seq_length * args.num_attention_heads * (3 if args.attention_dropout else 1)
 
 
