@@ -12,7 +12,8 @@ those of a GPT, whatever --model-class says.
 
 to-hf reads a checkpoint of any parallel layout, chosen as a run chooses it; from-hf writes one that any layout loads.
 Architectures: LlamaForCausalLM (SmolLM2), Qwen3MoeForCausalLM (the 2B MoE), Qwen3NextForCausalLM (the 10B hybrid),
-NemotronHForCausalLM without experts (--hybrid-layer-pattern of M, * and -).
+NemotronHForCausalLM without experts (--hybrid-layer-pattern of M, * and -), DeepseekV3ForCausalLM
+(--multi-latent-attention).
 """
 
 import argparse

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_async.models import hybrid as patterns
+from megatron_async.models.huggingface import deepseek
 
 LLAMA, QWEN3_MOE, QWEN3_NEXT = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"
-NEMOTRON_H = "NemotronHForCausalLM"
-MODEL_TYPES = {LLAMA: "llama", QWEN3_MOE: "qwen3_moe", QWEN3_NEXT: "qwen3_next", NEMOTRON_H: "nemotron_h"}
+NEMOTRON_H, DEEPSEEK_V3 = "NemotronHForCausalLM", "DeepseekV3ForCausalLM"
+MODEL_TYPES = {
+    LLAMA: "llama",
+    QWEN3_MOE: "qwen3_moe",
+    QWEN3_NEXT: "qwen3_next",
+    NEMOTRON_H: "nemotron_h",
+    DEEPSEEK_V3: "deepseek_v3",
+}
 _WITH_EXPERTS = (QWEN3_MOE, QWEN3_NEXT)
 
 # Key of config.json: destination of Megatron's argument.
@@ -51,11 +58,18 @@ _MAMBA = {
     "n_groups": "mamba_num_groups",
     "ssm_state_size": "mamba_state_dim",
 }
+
+
+def _without(*keys: str) -> dict[str, str]:
+    return {key: name for key, name in _DENSE.items() if key not in keys}
+
+
 _SIZES = {
     LLAMA: _DENSE,
     QWEN3_MOE: _DENSE | _EXPERTS,
     QWEN3_NEXT: _DENSE | _EXPERTS | _LINEAR,
-    NEMOTRON_H: {key: name for key, name in _DENSE.items() if key not in ("rope_theta", "rms_norm_eps")} | _MAMBA,
+    NEMOTRON_H: _without("rope_theta", "rms_norm_eps") | _MAMBA,
+    DEEPSEEK_V3: _without("num_key_value_heads", "head_dim", "rms_norm_eps") | deepseek.SIZES,
 }
 # The same for keys whose argument is the opposite.
 _UNTIED = {"tie_word_embeddings": "untie_embeddings_and_output_weights"}
@@ -73,6 +87,7 @@ _COMMON_DEFAULTS = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     LLAMA: _COMMON_DEFAULTS,
     NEMOTRON_H: {"initializer_range": 0.02, "tie_word_embeddings": False},
+    DEEPSEEK_V3: _COMMON_DEFAULTS | deepseek.DEFAULTS,
     QWEN3_MOE: _COMMON_DEFAULTS | {"num_key_value_heads": 4},
     QWEN3_NEXT: _COMMON_DEFAULTS
     | {"num_key_value_heads": 2, "head_dim": 256, "norm_topk_prob": True, "partial_rotary_factor": 0.25}
@@ -102,7 +117,8 @@ class Architecture:
     Attributes:
         name: Hugging Face's class.
         settings: keys of config.json. `vocab_size` is without Megatron's padding; the layers of Qwen3-Next are given by
-            `full_attention_interval`, those of Nemotron-H by `hybrid_override_pattern`.
+            `full_attention_interval`, those of Nemotron-H by `hybrid_override_pattern`; "yarn" of DeepSeek-V3 has the
+            parameters of that position embedding, or is None.
     """
 
     name: str
@@ -131,6 +147,8 @@ def _fixed_arguments(name: str) -> dict[str, Any]:
         "rotary_interleaved": False,
         "use_rope_scaling": False,
     }
+    if name == DEEPSEEK_V3:
+        fixed |= deepseek.FIXED_ARGUMENTS
     if mamba:
         fixed["layernorm_epsilon"] = 1e-5  # Megatron's mixers have it in their norm, whatever the layers have
     elif not hybrid:
@@ -155,6 +173,8 @@ def _fixed_keys(name: str) -> dict[str, Any]:
         biases = ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias")
         return fixed | dict.fromkeys(biases, False) | {"use_conv_bias": True, "num_nextn_predict_layers": 0}
     fixed = {"hidden_act": "silu", "attention_bias": False}
+    if name == DEEPSEEK_V3:
+        return fixed | deepseek.FIXED_KEYS
     return fixed | ({"mlp_bias": False} if name == LLAMA else {"decoder_sparse_step": 1, "mlp_only_layers": []})
 
 
@@ -166,6 +186,7 @@ def from_arguments(args: argparse.Namespace, vocabulary: int) -> Architecture:
     """
     hybrid = args.experimental_attention_variant == "gated_delta_net"
     name = QWEN3_NEXT if hybrid else QWEN3_MOE if args.num_experts else LLAMA
+    name = DEEPSEEK_V3 if args.multi_latent_attention else name
     name = name if args.hybrid_layer_pattern is None else NEMOTRON_H
     if problems := list(_unknown_to_hugging_face(args, name)):
         raise ConversionProblems(problems)
@@ -177,7 +198,9 @@ def from_arguments(args: argparse.Namespace, vocabulary: int) -> Architecture:
     else:
         settings["rope_theta"] = float(args.rotary_base)
     settings |= {key: not getattr(args, argument) for key, argument in _NEGATED[name].items()}
-    if not args.group_query_attention:
+    if name == DEEPSEEK_V3:
+        settings |= deepseek.settings_of(args)
+    elif not args.group_query_attention:
         settings["num_key_value_heads"] = args.num_attention_heads
     if name in _WITH_EXPERTS and isinstance(args.moe_aux_loss_coeff, list):
         settings["router_aux_loss_coef"] = args.moe_aux_loss_coeff[0]
@@ -196,6 +219,8 @@ def _unknown_to_hugging_face(args: argparse.Namespace, name: str) -> Iterator[st
         if getattr(args, argument) != value:
             given = f"--{argument.replace('_', '-')} is {getattr(args, argument)}"
             yield f"{given}; {name} needs {value}, so this model has no such counterpart."
+    if name == DEEPSEEK_V3:
+        yield from deepseek.problems_of_arguments(args)
     if name == QWEN3_MOE and shared:
         yield f"--moe-shared-expert-intermediate-size: {name} has no shared expert."
     if name == QWEN3_NEXT and not shared:
@@ -232,6 +257,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     given = {"num_experts": config.get("num_local_experts"), **config, **rotary}
     given = {key: value for key, value in given.items() if value is not None}
     problems = list(_unknown_to_megatron(given, name))
+    if name == DEEPSEEK_V3:
+        problems += deepseek.problems_of_config({**config, **rotary})
     if name == QWEN3_NEXT and "layer_types" in given:
         given["full_attention_interval"] = _interval(given["layer_types"])
     known = {*_SIZES[name], *_NEGATED[name]}
@@ -244,6 +271,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     if problems:
         raise ConversionProblems(problems)
     found = {key: settings[key] for key in known}
+    if name == DEEPSEEK_V3:
+        found |= deepseek.settings_of_config(settings)
     return Architecture(name, found | ({"rope_theta": float(found["rope_theta"])} if "rope_theta" in known else {}))
 
 
@@ -256,9 +285,10 @@ def _unknown_to_megatron(given: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in (fixed | {"mlp_bias": False, "use_sliding_window": False}).items():
         if given.get(key, value) != value:
             yield f"config.json: {key} is {given[key]}; only {value} can be converted."
+    kinds = ("default", "yarn") if name == DEEPSEEK_V3 else ("default",)
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind != "default":
-        yield f"config.json: position embedding of type {kind}; only default can be converted."
+    if kind not in kinds:
+        yield f"config.json: position embedding of type {kind}; only {' and '.join(kinds)} can be converted."
     if given.get("rope_theta", 0) != int(given.get("rope_theta", 0)):
         yield f"config.json: rope_theta is {given['rope_theta']}; Megatron's --rotary-base takes whole numbers."
     types = given.get("layer_types")
@@ -287,8 +317,12 @@ def to_config(model: Architecture, dtype: str, end_of_text: int | None) -> dict[
     """
     # transformers 5 reads rope_parameters, earlier versions rope_theta.
     rotary = {"rope_type": "default", "rope_theta": model.settings.get("rope_theta")}
+    settings = model.settings
+    if model.name == DEEPSEEK_V3:
+        settings, embedding = deepseek.to_config(settings)
+        rotary |= embedding
     config = {
-        **model.settings,
+        **settings,
         **_fixed_keys(model.name),
         "architectures": [model.name],
         "model_type": MODEL_TYPES[model.name],
@@ -316,10 +350,14 @@ def to_arguments(model: Architecture) -> list[str]:
         values["rotary_base"] = int(model["rope_theta"])
     values |= {"attention_dropout": 0.0, "hidden_dropout": 0.0, "group_query_attention": True}
     values |= _fixed_arguments(model.name)
+    if model.name == DEEPSEEK_V3:
+        values |= deepseek.to_arguments(model.settings)
     values |= {argument: not model[key] for key, argument in _NEGATED[model.name].items()}
     values["add_bias_linear"] = not values["add_bias_linear"]  # its option is the opposite
     if model.name in _WITH_EXPERTS:
-        values |= {"moe_router_dtype": "fp32", "moe_router_load_balancing_type": "aux_loss"}
+        values["moe_router_load_balancing_type"] = "aux_loss"
+    if values.get("num_experts"):
+        values |= {"moe_router_dtype": "fp32"}
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
     words = []
     for argument, value in values.items():

@@ -11,8 +11,8 @@ from megatron_async.mcore.checkpoint import load_model_weights
 from megatron_async.models import one_process
 from megatron_async.models.huggingface import folder as folders
 from megatron_async.models.huggingface.architecture import Architecture, ConversionProblems, from_arguments, to_config
-from megatron_async.models.huggingface.mapping import Rule, rules
-from megatron_async.models.naming import global_names
+from megatron_async.models.huggingface.mapping import ROUTER_BIAS, Rule, rules
+from megatron_async.models.naming import global_name, global_names
 from megatron_async.models.vocabulary import TABLES
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ def export(
     kept = dtype or args.params_dtype
     with one_process.model(args, initialize=False) as model:
         load_model_weights(model, checkpoint)
-        tensors = ((name, tensor.to(kept)) for name, tensor in to_hugging_face(model, architecture))
+        tensors = (
+            (name, tensor if name.endswith(ROUTER_BIAS) else tensor.to(kept))
+            for name, tensor in to_hugging_face(model, architecture)
+        )
         config = to_config(architecture, str(kept).removeprefix("torch."), end_of_text)
         folders.write(output, config, tensors, tokenizer=tokenizer, shard_bytes=shard_bytes)
     return architecture
@@ -96,8 +99,13 @@ def from_hugging_face(model: torch.nn.Module, architecture: Architecture, source
 
 
 def _table(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[Rule, torch.Tensor, int]]:
-    """Rule, Megatron's weight and its true number of rows for every parameter."""
-    params = dict(global_names(model))
+    """Rule, Megatron's weight and its true number of rows for every parameter and every bias of a router."""
+    params: dict[str, torch.Tensor] = dict(global_names(model))
+    rename = global_name(model)
+    for name, buffer in model.named_buffers():
+        if name.endswith(".expert_bias"):
+            buffer.data = buffer.data.float()  # as Megatron's routers do before they save and load it
+            params[rename(name)] = buffer
     for name, rule in rules(params, architecture):
         rows = architecture["vocab_size"] if name in TABLES else len(params[name])
         yield rule, params[name].detach(), rows

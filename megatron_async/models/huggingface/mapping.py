@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
-from megatron_async.models.huggingface.architecture import NEMOTRON_H, QWEN3_NEXT, Architecture
+from megatron_async.models.huggingface.architecture import DEEPSEEK_V3, NEMOTRON_H, QWEN3_NEXT, Architecture
+
+ROUTER_BIAS = "e_score_correction_bias"
+"""Hugging Face's name of the bias by which a router chooses experts; it is float32 in every folder."""
 
 Tensors = tuple[torch.Tensor, ...]
 Split = Callable[[torch.Tensor, Architecture], Tensors]
@@ -112,17 +115,31 @@ _LAYER: dict[str, tuple[Any, ...]] = {
     **_feed_forward("mlp.shared_experts", "mlp.shared_expert"),
     **_feed_forward("mlp.experts.local_experts.{expert}", "mlp.experts.{expert}"),
 }
-_TABLE = _MODEL | {
-    f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
-    for name, (cut, *there) in _LAYER.items()
+_LATENT_LAYER: dict[str, tuple[Any, ...]] = _LAYER | {
+    "self_attention.linear_q_down_proj.weight": (_whole, "self_attn.q_a_proj.weight"),
+    "self_attention.q_layernorm.weight": (_whole, "self_attn.q_a_layernorm.weight"),
+    "self_attention.linear_q_up_proj.weight": (_whole, "self_attn.q_b_proj.weight"),
+    "self_attention.linear_kv_down_proj.weight": (_whole, "self_attn.kv_a_proj_with_mqa.weight"),
+    "self_attention.kv_layernorm.weight": (_whole, "self_attn.kv_a_layernorm.weight"),
+    "self_attention.linear_kv_up_proj.weight": (_whole, "self_attn.kv_b_proj.weight"),
+    "mlp.router.expert_bias": (_whole, f"mlp.gate.{ROUTER_BIAS}"),
+    **_feed_forward("mlp.shared_experts", "mlp.shared_experts"),
 }
+
+
+def _of_layers(table: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    return {
+        f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
+        for name, (cut, *there) in table.items()
+    }
+
+
 _NEMOTRON_H: dict[str, tuple[Any, ...]] = {
     "embedding.word_embeddings.weight": (_whole, "model.embeddings.weight"),
     "output_layer.weight": (_whole, "lm_head.weight"),
     "decoder.final_norm.weight": (_whole, "model.norm_f.weight"),
-} | {
-    f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
-    for name, (cut, *there) in {
+} | _of_layers(
+    {
         **dict.fromkeys(("norm.weight", "input_layernorm.weight", "pre_mlp_layernorm.weight"), (_whole, "norm.weight")),
         **{f"mixer.conv1d_{name}": (_whole, f"mixer.conv1d.{name}") for name in ("weight", "bias")},
         **{f"mixer.{name}": (_whole, f"mixer.{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
@@ -131,8 +148,10 @@ _NEMOTRON_H: dict[str, tuple[Any, ...]] = {
         "self_attention.linear_proj.weight": (_whole, "mixer.o_proj.weight"),
         "mlp.linear_fc1.weight": (_whole, "mixer.up_proj.weight"),
         "mlp.linear_fc2.weight": (_whole, "mixer.down_proj.weight"),
-    }.items()
-}
+    }
+)
+_TABLES = {NEMOTRON_H: _NEMOTRON_H, DEEPSEEK_V3: _MODEL | _of_layers(_LATENT_LAYER)}
+_OTHERS = _MODEL | _of_layers(_LAYER)
 
 
 def rules(names: Iterable[str], model: Architecture) -> Iterator[tuple[str, Rule]]:
@@ -144,7 +163,7 @@ def rules(names: Iterable[str], model: Architecture) -> Iterator[tuple[str, Rule
     for name in names:
         numbers = dict(re.findall(r"(layer|expert)s\.(\d+)", name))
         pattern = re.sub(r"(layer|expert)s\.\d+", r"\1s.{\1}", name)
-        table = _NEMOTRON_H if model.name == NEMOTRON_H else _TABLE
+        table = _TABLES.get(model.name, _OTHERS)
         if pattern not in table:
             raise ValueError(f"parameter {name}: has no counterpart in {model.name}")
         cut, *there = table[pattern]

@@ -2,6 +2,7 @@
 # ruff: noqa: E402 (the platform comes before everything of Megatron)
 """Logits of converted models against transformers, fp32; round trips bit for bit; folders that must be refused."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -38,6 +39,24 @@ MODELS = {
     "--normalization RMSNorm --disable-bias-linear --squared-relu --position-embedding-type none --mamba-head-dim 16 "
     "--mamba-num-groups 2 --mamba-state-dim 8 --untie-embeddings-and-output-weights",
 }
+LATENT = (
+    "--num-layers 4 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 --seq-length 128 "
+    "--max-position-embeddings 128 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu --disable-bias-linear "
+    "--position-embedding-type rope --multi-latent-attention --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 12 "
+    "--qk-pos-emb-head-dim 8 --v-head-dim 20 --qk-layernorm --untie-embeddings-and-output-weights"
+)
+CHOICE = (
+    "--num-experts 8 --moe-ffn-hidden-size 16 --moe-router-topk 4 --moe-router-score-function sigmoid "
+    "--moe-router-enable-expert-bias --moe-router-load-balancing-type none --moe-router-dtype fp32"
+)
+SHARED = "--moe-shared-expert-intermediate-size 32 --moe-layer-freq [0]*1+[1]*3"
+YARN = "--rope-type yarn --rotary-scaling-factor 4 --mscale 0.7 --mscale-all-dim 1"
+MODELS |= {
+    "latent": f"{LATENT} --rope-type rope",
+    "latent, yarn": f"{LATENT} {YARN}",
+    "latent, experts": f"{LATENT} --rope-type rope {CHOICE} {SHARED} --moe-router-topk-scaling-factor 2.5",
+    "latent, groups": f"{LATENT} {YARN} {CHOICE} {SHARED} --moe-router-num-groups 4 --moe-router-group-topk 2",
+}
 VOCABULARY, LENGTH = 101, 70
 
 
@@ -57,8 +76,9 @@ def logits_of(model, tokens):
 def randomize(model):
     """Every parameter away from its initial value, so that none can be left out unnoticed."""
     torch.manual_seed(5)
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
     with torch.no_grad():
-        for param in model.parameters():
+        for param in (*model.parameters(), *biases):
             param.add_(torch.randn_like(param) * 0.05)
 
 
@@ -281,14 +301,94 @@ def test_the_end_of_a_text_comes_from_the_tokenizer(end, tmp_path):
     assert (tokenizer.get_vocab_size(), token) == (3, 1 if end else 2)
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-360m", "moe-2b", "moe-10b-hybrid"])
+FULL_SIZE = ("smollm2-135m", "smollm2-360m", "moe-2b", "moe-10b-hybrid")
+
+
+@pytest.mark.parametrize("name", [*FULL_SIZE, *(name for name in MODELS if "latent" in name)])
 def test_config_and_arguments_describe_the_same_model(name):
     """args -> architecture -> config.json -> architecture -> args -> architecture."""
-    args = parse("--model", name)
+    args = parse("--vocab-size", "101", *MODELS[name].split()) if name in MODELS else parse("--model", name)
     architecture = from_arguments(args, args.vocab_size)
     config = json.loads(json.dumps(to_config(architecture, "bfloat16", None)))
     assert from_config(config) == architecture
     assert from_arguments(parse(*to_arguments(architecture)), args.vocab_size) == architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("latent", {"layernorm_epsilon": 1e-5}, "--layernorm-epsilon is 1e-05; DeepseekV3ForCausalLM needs 1e-06"),
+        ("latent", {"rotary_scaling_factor": 2.0}, "--rotary-scaling-factor 2.0 with --rope-type rope"),
+        ("latent", {"q_lora_rank": None}, "no --q-lora-rank"),
+        ("latent, yarn", {"mscale_all_dim": 0.0}, "--mscale 0.7 --mscale-all-dim 0.0: "),
+        ("latent, experts", {"moe_layer_freq": [1, 0, 0, 0]}, "has its dense layers first"),
+        (
+            "latent, experts",
+            {"moe_router_score_function": "softmax"},
+            "softmax; DeepseekV3ForCausalLM needs sigmoid",
+        ),
+        ("latent, experts", {"moe_shared_expert_intermediate_size": 24}, "-size 24: .* multiple of --moe-ffn-hidden"),
+        ("latent, experts", {"moe_router_topk": 1}, "1 expert for each token"),
+        ("latent, groups", {"moe_router_group_topk": 4}, "Megatron by 4 // 4 = 1"),
+    ],
+)
+def test_latent_models_without_a_counterpart_are_refused(name, change, message):
+    args = parse("--vocab-size", "101", *MODELS[name].split())
+    with pytest.raises(ConversionProblems, match=message):
+        from_arguments(argparse.Namespace(**vars(args) | change), 101)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q_lora_rank": None}, "q_lora_rank is null"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05; only 1e-06"),
+        ({"rope_interleave": False}, "rope_interleave is False"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"num_experts_per_tok": 1}, "1 expert for each token"),
+        ({"n_group": 2, "topk_group": 1}, r"4 experts from 1 of 2 groups: .* 4 // 1 = 4"),
+        ({"n_shared_experts": 0}, "n_shared_experts is 0"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1, "beta_fast": 16}},
+            "no factor.*\n.*beta_fast is",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.2}}, "attention_factor"),
+    ],
+)
+def test_deepseek_folders_that_megatron_cannot_be_are_refused(change, message, tmp_path):
+    exported(tmp_path, *MODELS["latent, experts"].split())
+    config = folders.read_config(tmp_path)
+    assert from_config(config)["n_routed_experts"] == 8
+    with pytest.raises(ConversionProblems, match=message):
+        from_config(config | change)
+
+
+def test_a_checkpoint_holds_all_that_a_folder_does(tmp_path):
+    """Biases of routers are no parameters."""
+    _, _, weights = exported(tmp_path / "hf", *MODELS["latent, groups"].split())
+    architecture = architecture_of(tmp_path / "hf")
+    args = parse(*to_arguments(architecture))
+    with one_process.model(args, initialize=False) as model:
+        convert.from_hugging_face(model, architecture, tmp_path / "hf")
+        checkpoint = one_process.save(model, args, tmp_path / "start")
+    assert convert.export(checkpoint, tmp_path / "again", vocabulary=VOCABULARY) == architecture
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == weights.keys() and all(torch.equal(again[name], value) for name, value in weights.items())
+
+
+def test_a_router_bias_stays_in_float32(tmp_path):
+    _, _, weights = exported(tmp_path, *MODELS["latent, experts"].split())
+    name = "model.layers.2.mlp.gate.e_score_correction_bias"
+    bias = weights[name]
+    assert bias.abs().min() > 0 and not torch.equal(bias.bfloat16().float(), bias)
+    save_file({key: value if key == name else value.bfloat16() for key, value in weights.items()},
+              tmp_path / "model.safetensors")  # fmt: skip
+    architecture = architecture_of(tmp_path)
+    with one_process.model(parse(*to_arguments(architecture), "--bf16"), initialize=False) as model:
+        rounded = convert.from_hugging_face(model, architecture, tmp_path)
+        again = dict(convert.to_hugging_face(model, architecture))
+    assert name not in rounded and torch.equal(again[name], bias)
 
 
 def test_padding_of_the_vocabulary_is_not_exported(tmp_path):
