@@ -12,6 +12,7 @@ from benchmarks.device.costs import Machine, Policy, StageTimes
 from benchmarks.device.engine import COMPUTE, Device, Host, Meeting, Operation, Program, Simulation
 from megatron_async.schedules.actions import Backward, BatchAction, Forward, Reduce, Schedule, Update
 from megatron_async.schedules.dependencies import Key, key_of, previous_stage
+from megatron_async.schedules.registry import SCHEDULES
 
 SIDE, DATA_PARALLEL, GATHER = "side", "data parallel", "gather"
 """Streams besides compute, the links and the norms."""
@@ -103,19 +104,23 @@ class RankProgram:
         self._waits: defaultdict[str, list[Operation]] = defaultdict(list)
         self._pieces: deque[Operation] = deque()
         self._parts: dict[BatchAction, Parts] = {}
-        self._posted: dict[str, Operation] = {}
+        self._posted: defaultdict[str, deque[Operation]] = defaultdict(deque)
+        self._received: defaultdict[str, int] = defaultdict(int)
         self._sends: defaultdict[str, deque[Operation]] = defaultdict(deque)
         sources = [(action.kind, previous_stage(job.schedule, self._rank, action)) for action in self._actions]
         self._expected = {
             kind: deque(key for other, key in sources if other == kind and key is not None and key[0] != self._rank)
             for kind in (Forward.kind, Backward.kind)
         }
+        # What comes round a ring of stages is posted as the schedule says, the other messages one ahead.
+        ends = {0: Forward.kind, job.schedule.stages - 1: Backward.kind}
+        self._ring = ends.get(self._rank) if job.schedule.chunks > 1 else None
+        self._ahead = self._policy.post_ahead and SCHEDULES[job.schedule.name].posts_ahead(job.schedule.stages)
         self.host.begin(self._run())
 
     def _run(self) -> Program:
-        if self._policy.post_ahead:
-            for kind in self._expected:
-                yield from self._post(kind)
+        for kind in self._expected:
+            yield from self._post_ahead(kind)
         for position, action in enumerate(self._actions):
             self.position = position
             yield from self._settle()
@@ -148,15 +153,24 @@ class RankProgram:
     # Links
 
     def _post(self, kind: str) -> Program:
-        if kind not in self._posted and self._expected[kind]:
-            message = self._message(self._expected[kind].popleft())
-            self._posted[kind] = yield from self._communicate(f"receive {kind}", "transfer", message)
+        message = self._message(self._expected[kind].popleft())
+        self._posted[kind].append((yield from self._communicate(f"receive {kind}", "transfer", message)))
+
+    def _post_ahead(self, kind: str) -> Program:
+        if self._ahead and kind != self._ring and self._expected[kind]:
+            yield from self._post(kind)
+
+    def _post_due(self, receives: int) -> Program:
+        if self._ring is not None:
+            for _ in range(receives - self._received[self._ring] - len(self._posted[self._ring])):
+                yield from self._post(self._ring)
 
     def _receive(self, kind: str) -> Program:
-        yield from self._post(kind)
-        self._waits[COMPUTE].append(self._posted.pop(kind))
-        if self._policy.post_ahead:
+        if not self._posted[kind]:
             yield from self._post(kind)
+        self._waits[COMPUTE].append(self._posted[kind].popleft())
+        self._received[kind] += 1
+        yield from self._post_ahead(kind)
 
     def _send(self, action: Forward | Backward) -> Program:
         message, sends = self._message(key_of(self._rank, action)), self._sends[action.kind]
@@ -175,6 +189,7 @@ class RankProgram:
     # Actions
 
     def _compute(self, action: Forward | Backward) -> Program:
+        yield from self._post_due(action.due)
         source = previous_stage(self._job.schedule, self._rank, action)
         if source is not None and source[0] != self._rank:
             yield from self._receive(action.kind)

@@ -192,6 +192,7 @@ class Executor:
 
     def _forward(self, action: Forward) -> None:
         chunk = self._chunks[action.chunk]
+        self._links.post_due(action.due)
         batch, position = divmod(action.microbatch, self.step.microbatches)
         source = None if chunk.first else self._links.forward.receive()
         if source is not None:
@@ -223,6 +224,7 @@ class Executor:
 
     def _backward(self, action: Backward) -> None:
         chunk = self._chunks[action.chunk]
+        self._links.post_due(action.due)
         batch = action.microbatch // self.step.microbatches
         gradient = None if chunk.last else self._links.backward.receive()
         source, output = chunk.in_flight.popleft()

@@ -1,14 +1,17 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Point-to-point traffic of one stage with its neighbors, over one process group for each directed edge.
 
-A receive is posted before the compute that precedes its use. Compiling a kernel can synchronize the device, which would
-wait for a posted receive that may depend on that very kernel. So the first receive of a segment is posted at its use,
-and in the first segment of a process all are.
+Compiling a kernel synchronizes the device, which then waits for all that was launched: posted receives, which must not
+depend on that very kernel, and sends, which must be taken without it. So a receive is posted before the compute that
+precedes its use, but the first one of a segment at its use, and in the first segment of a process all of them.
+Messages that come round a ring of stages wait for long: the schedule says when their receives are due
+(`schedules/wpipe.py`).
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,18 +41,25 @@ class Link:
 
     Args:
         source, destination: edges; None at an end of the model.
+        ring: whether the messages in come round a ring, from the other end of the stages.
         message: shape and type of every message.
         sends_in_flight: so many sends are not waited for. The schedule must give proof that earlier ones have been
             taken by then (see docs/schedules.md), so that waiting for them costs nothing.
     """
 
     def __init__(
-        self, *, source: Edge | None, destination: Edge | None, message: Message, sends_in_flight: int
+        self,
+        *,
+        source: Edge | None,
+        destination: Edge | None,
+        message: Message,
+        sends_in_flight: int,
+        ring: bool = False,
     ) -> None:
         self._source, self._destination, self._message = source, destination, message
-        self._sends_in_flight = sends_in_flight
-        self._expected = 0
-        self._posted: tuple[dist.Work, torch.Tensor] | None = None
+        self._sends_in_flight, self._ring = sends_in_flight, ring
+        self._expected = self._received = 0
+        self._posted: deque[tuple[dist.Work, torch.Tensor]] = deque()
         # gloo needs the handle and the tensor alive until the message is out.
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self.post_ahead = True
@@ -62,14 +72,21 @@ class Link:
 
     def receive(self) -> torch.Tensor:
         """Wait for the next message."""
-        self._post()
-        assert self._posted is not None and self._source is not None, "no message is expected"
-        work, buffer = self._posted
-        self._posted = None
+        if not self._posted:
+            self._post()
+        assert self._posted and self._source is not None, "no message is expected"
+        work, buffer = self._posted.popleft()
+        self._received += 1
         _wait(work, f"nothing arrived from rank {self._source.neighbor}")
-        if self.post_ahead:
+        if self.post_ahead and not self._ring:
             self._post()
         return buffer
+
+    def post_due(self, receives: int) -> None:
+        """Post receives of messages that come round, up to this number since the pipe was empty."""
+        if self._ring:
+            for _ in range(receives - self._received - len(self._posted)):
+                self._post()
 
     def send(self, tensor: torch.Tensor) -> None:
         """Send without waiting."""
@@ -82,11 +99,12 @@ class Link:
 
     def drain(self) -> None:
         """Wait until everything sent has been taken; nothing may be expected any more."""
-        assert self._posted is None and self._expected == 0, "a message that never came"
+        assert not self._posted and self._expected == 0, "a message that never came"
+        self._received = 0
         self._complete(0)
 
     def _post(self) -> None:
-        if self._expected == 0 or self._posted is not None:
+        if self._expected == 0:
             return
         assert self._source is not None
         self._expected -= 1
@@ -94,7 +112,7 @@ class Link:
         buffer = torch.empty(message.shape, dtype=message.dtype, device=message.device)
         work = dist.irecv(buffer, src=self._source.neighbor, group=self._source.group)
         assert work is not None
-        self._posted = work, buffer
+        self._posted.append((work, buffer))
 
     def _complete(self, allowed: int) -> None:
         while len(self._sends) > allowed:
@@ -128,6 +146,11 @@ class StageLinks:
     def post_ahead(self, ahead: bool) -> None:
         """Post receives ahead of their use, or not; between segments."""
         self.forward.post_ahead = self.backward.post_ahead = ahead
+
+    def post_due(self, receives: int) -> None:
+        """Post what is due of messages that come round (`Compute.due`)."""
+        self.forward.post_due(receives)
+        self.backward.post_due(receives)
 
 
 def connect(
@@ -170,8 +193,8 @@ def connect(
         None if key is None else Edge(key.ranks[1] if key.ranks[0] == own else key.ranks[0], next(groups))
         for key in keys
     ]
-    forward, backward = (
-        Link(source=source, destination=destination, message=message, sends_in_flight=sends_in_flight)
-        for source, destination in (edges[:2], edges[2:])
+    common: dict[str, Any] = {"message": message, "sends_in_flight": sends_in_flight}
+    return StageLinks(
+        Link(source=edges[0], destination=edges[1], ring=ring and stage == 0, **common),
+        Link(source=edges[2], destination=edges[3], ring=ring and stage == stages - 1, **common),
     )
-    return StageLinks(forward, backward)

@@ -7,7 +7,7 @@ is the weights after v optimizer steps; version 0 is the initial weights.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 VersionRule = Callable[[int], int]
@@ -16,12 +16,18 @@ VersionRule = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Forward or backward of one micro-batch through one chunk, with the weights of `version`."""
+    """Forward or backward of one micro-batch through one chunk, with the weights of `version`.
+
+    Attributes:
+        due: at an end of a ring of stages, how many receives of messages that come round are to be posted before it,
+            counted from the start of the segment.
+    """
 
     kind: ClassVar[str]
     chunk: int
     microbatch: int
     version: int
+    due: int = field(default=0, compare=False, repr=False)
 
     @property
     def number(self) -> int:

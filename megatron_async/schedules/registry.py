@@ -28,6 +28,8 @@ class ScheduleDefinition:
         least_microbatches: stages -> fewest micro-batches per batch when batches overlap.
         untaken_sends: stages -> most messages per direction that the neighbor has not received yet when a stage sends
             the next one.
+        posts_ahead: stages -> whether a neighbor can send its next message without the forward or backward that takes
+            the message before it, in steady state: its receive may then be posted before that one.
         update_per_microbatch: whether every micro-batch is a batch of its own.
         tied_embeddings: whether input embedding and output layer may share their weight.
         megatron: whether Megatron-Core's own schedule function runs it.
@@ -42,6 +44,7 @@ class ScheduleDefinition:
     norm_scope: NormScope = "model"
     least_microbatches: Callable[[int], int] = lambda stages: 1
     untaken_sends: Callable[[int], int] = lambda stages: 2
+    posts_ahead: Callable[[int], bool] = lambda stages: True
     update_per_microbatch: bool = False
     tied_embeddings: bool = True
     megatron: bool = False
@@ -140,8 +143,10 @@ SCHEDULES: dict[str, ScheduleDefinition] = {
             delays=lambda stages, stage: (1, 0),
             norm_scope="chunk",
             least_microbatches=lambda stages: stages,
-            # Ranks run up to 2P forwards ahead of their backwards.
-            untaken_sends=lambda stages: 2 * stages,
+            # What comes round lies up to P - 1 slots.
+            untaken_sends=lambda stages: stages,
+            # On 2 stages a forward of chunk 0 on rank 1 directly precedes that of chunk 1 on rank 0.
+            posts_ahead=lambda stages: stages > 2,
             tied_embeddings=False,
         ),
         ScheduleDefinition(

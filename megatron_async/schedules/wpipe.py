@@ -25,6 +25,13 @@ All dependencies hold for F : B = 1 : 2 (a slot lasts 3F):
   gradient norm.
 - Batches of chunk 0: batch b ends on all ranks 2 (M - P) + 1 slots before batch b+2 starts.
 
+Messages come round on two edges: activations from the last rank to rank 0, gradients from rank 0 to the last rank. They
+lie up to P slots before they are used. A receive that is posted long before its message can be sent, or a send that is
+taken long after, hangs a rank that synchronizes its device. So their receives are posted when the message comes with
+F : B = 1 : 2 (`Compute.due`): rank 0 posts that of the activation of a delayed slot ceil(P/3) slots later, the last
+rank that of the gradient of a fresh slot P - ceil(P/3) slots later. `tests/unit/schedules/test_receives.py` proves from
+the tables that this is right whatever time anything takes.
+
 Every slot is full, so balanced stages with B = 2F and free transfers have no bubble in steady state for any M >= P.
 Rank r holds 2P - r micro-batches of one chunk, P - r/2 of its layers, for any M; rank 0 holds as much as in 2BW.
 The table is valid for other ratios: for P <= 16 and B between F and 4F the bubble is at most 6.3 %, and 3.5 % for
@@ -33,6 +40,7 @@ M >= 2P.
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import repeat
 
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Update
 from megatron_async.schedules.segment import Segment
@@ -59,13 +67,13 @@ def wpipe(segment: Segment) -> Iterator[Action]:
     A running segment may be shortened as in `two_bw`.
     """
     period = word(segment.stages, segment.microbatches)
-    forwards, backwards = _slots(segment, period), _slots(segment, period)
+    forwards, backwards, due = _slots(segment, period), _slots(segment, period), _due(segment, period)
     # Start one period early: forwards of chunk 0 lead by P <= M delayed slots.
     for slot in range((len(segment.batches) + 1) * len(period) + segment.ahead):
-        chunk, number = next(forwards)
-        yield from _forward(segment, chunk, number + segment.stages if chunk == DELAYED else number)
+        (chunk, number), receives = next(forwards), next(due)
+        yield from _forward(segment, chunk, number + segment.stages if chunk == DELAYED else number, receives)
         if slot >= segment.ahead:
-            yield from _backward(segment, *next(backwards))
+            yield from _backward(segment, *next(backwards), receives)
     for batch in segment.batches[-2:]:
         yield Update(DELAYED, batch)
     yield Update(FRESH, segment.batches[-1])
@@ -80,21 +88,35 @@ def _slots(segment: Segment, period: tuple[int, ...]) -> Iterator[tuple[int, int
             counts[chunk] += 1
 
 
-def _forward(segment: Segment, chunk: int, microbatch: int) -> Iterator[Action]:
+def _due(segment: Segment, period: tuple[int, ...]) -> Iterator[int]:
+    """For each slot, how many messages have come round to this rank before it."""
+    around = -(-segment.stages // _SLOT_FORWARDS)
+    first, last = segment.stage == 0 < segment.ahead, segment.ahead == 0 < segment.stage
+    count, slots = 0, _slots(segment, period)
+    yield from repeat(0, around if first else segment.stages - around)
+    for chunk, number in slots:
+        if first and chunk == DELAYED:
+            count += number + segment.stages in segment.micro_batches
+        elif last and chunk == FRESH:
+            count += number in segment.micro_batches
+        yield count
+
+
+def _forward(segment: Segment, chunk: int, microbatch: int, due: int) -> Iterator[Action]:
     batch, position = divmod(microbatch, segment.microbatches)
     if batch not in segment.batches:
         return
     updated = batch - 2 if chunk == DELAYED else batch - 1
     if position == 0 and updated in segment.batches:
         yield Update(chunk, updated)
-    yield Forward(chunk, microbatch, _version(segment, chunk, batch))
+    yield Forward(chunk, microbatch, _version(segment, chunk, batch), due)
 
 
-def _backward(segment: Segment, chunk: int, microbatch: int) -> Iterator[Action]:
+def _backward(segment: Segment, chunk: int, microbatch: int, due: int) -> Iterator[Action]:
     batch, position = divmod(microbatch, segment.microbatches)
     if batch not in segment.batches:
         return
-    yield Backward(chunk, microbatch, _version(segment, chunk, batch))
+    yield Backward(chunk, microbatch, _version(segment, chunk, batch), due)
     if position == segment.microbatches - 1:
         yield Reduce(chunk, batch)
 

@@ -118,7 +118,7 @@ class _Stage:
     def train(self) -> None:
         run, first = self._run, 0
         for number, batches in enumerate(run.segments):
-            self._links.post_ahead(number >= run.at_use)
+            self._links.post_ahead(number >= run.at_use and self._definition.posts_ahead(run.stages))
             self._executor.run(lambda count, begin=first: self._plan(count, begin), first_batch=first, batches=batches)
             first += batches
 

@@ -84,9 +84,11 @@ def hangs(name: str, stages: int, microbatches: int, **options) -> list[tuple[in
     ]
 
 
-@pytest.mark.parametrize(("name", "microbatches"), [("2bw", 3), ("2bw-eager", 5)])
-def test_a_rank_may_synchronize_its_device_anywhere(name, microbatches):
-    assert hangs(name, 3, microbatches, segments=(2,)) == []
+@pytest.mark.parametrize(
+    ("name", "stages", "microbatches"), [("2bw", 3, 3), ("2bw-eager", 3, 5), ("wpipe", 3, 4), ("wpipe", 2, 3)]
+)
+def test_a_rank_may_synchronize_its_device_anywhere(name, stages, microbatches):
+    assert hangs(name, stages, microbatches, segments=(2,)) == []
 
 
 def test_a_first_receive_that_is_posted_ahead_would_hang(monkeypatch):
@@ -101,9 +103,10 @@ def test_a_first_receive_that_is_posted_ahead_would_hang(monkeypatch):
     assert found == [(rank, number) for rank in range(3) for number in range(3 - rank)]
 
 
-def test_wpipe_may_synchronize_in_a_first_batch_of_as_many_microbatches_as_stages():
-    """Its ring goes on to the first stage. With more, a message may wait for the action that waits for it."""
-    assert hangs("wpipe", 3, 3, segments=(1,), at_use=1) == []
+def test_wpipe_would_hang_without_its_receives_of_what_comes_round(monkeypatch):
+    """The fault of old, in a first batch: rank 0 takes a message at its use, behind an action that needs the sender."""
+    assert hangs("wpipe", 2, 3, segments=(1,), at_use=1) == []
+    monkeypatch.setattr(Link, "post_due", lambda *_: None)
     assert hangs("wpipe", 2, 3, segments=(1,), at_use=1) == [(0, 5), (0, 7)]
 
 
