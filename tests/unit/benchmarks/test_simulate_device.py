@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.refusals import check_refused
 from tools import simulate_device as tool
 
 
@@ -79,11 +80,7 @@ def test_times_of_a_recorded_run(capsys, tmp_path) -> None:
     ],
 )
 def test_wrong_arguments_are_all_reported_with_status_2(capsys, arguments, messages) -> None:
-    assert tool.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    for message in messages:
-        assert message in captured.err
+    check_refused(capsys, tool.main, arguments, messages)
 
 
 def test_a_trace_that_is_no_trace(capsys, tmp_path) -> None:

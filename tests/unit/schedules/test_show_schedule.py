@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.refusals import check_refused
 from tools import show_schedule as tool
 
 SHAPE = ["--stages", "4", "--microbatches", "8"]
@@ -104,9 +105,4 @@ def test_output_file(capsysbinary, tmp_path, file_format, start) -> None:
     ],
 )
 def test_wrong_arguments_are_all_reported_with_status_2(capsys, arguments, messages) -> None:
-    assert tool.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    for message in messages:
-        assert message in captured.err
-    assert "Traceback" not in captured.err
+    check_refused(capsys, tool.main, arguments, messages)
