@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import results
 from benchmarks.processes import Pool
-from megatron_async.planning.split import Ends, cut, option
+from megatron_async.planning.split import Ends, cut, on_ranks, option
 from megatron_async.planning.timing import BlockTime, period, stage_costs, table
 from megatron_async.schedules import simulate
 
@@ -66,6 +66,7 @@ def simulated(pool: Pool, model: str, seconds: float) -> list[dict[str, Any]]:
     line = [word for word in RUN.split() if word not in ("--pipeline-schedule", "2bw")]
     line[line.index("--pipeline-model-parallel-size") + 1] = "1"
     times = pool.run(f"{_JOBS}:block_times", [*line, *words.split()], seconds, ranks=1, timeout=600)[0]
+    blocks = [BlockTime(own / 3, own * 2 / 3) for own in times]
     sums = list(itertools.accumulate(times, initial=0.0))
     rows = []
     for stages in (4, 8):
@@ -73,10 +74,8 @@ def simulated(pool: Pool, model: str, seconds: float) -> list[dict[str, Any]]:
             continue
 
         def batch(ends: Ends, stages: int = stages) -> float:
-            parts = [times[slice(*row)] for row in zip((0, *ends), ends, strict=False)]
-            costs = stage_costs([[[BlockTime(own / 3, own * 2 / 3) for own in part]] for part in parts])
             made = table("2bw", stages, 2 * stages)
-            return period(made, simulate(made, costs))
+            return period(made, simulate(made, stage_costs(on_ranks(blocks, ends, stages))))
 
         chosen = cut(len(times), stages, lambda part, start, end: sums[end] - sums[start])
         assert chosen is not None

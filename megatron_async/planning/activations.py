@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron_async.planning import fused_activations, torch_activations
 from megatron_async.planning.parameters import SUBLAYERS, Block, Chunk
-from megatron_async.planning.resolve import keeps_scores
+from megatron_async.planning.resolve import keeps_scores, width_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,8 @@ class ActivationModel:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on a context-parallel rank."""
-        return self.args.micro_batch_size * self.args.seq_length // self.args.context_parallel_size
-
-    @property
-    def width(self) -> int:
-        """Bytes of an activation."""
-        return 2 if self.args.bf16 or self.args.fp16 else 4
+        """Tokens of a micro-batch."""
+        return self.args.micro_batch_size * self.args.seq_length
 
     def in_flight(self, chunk: Chunk) -> int:
         """Bytes that a chunk keeps for one micro-batch until its backward."""
@@ -48,7 +43,7 @@ class ActivationModel:
             recomputed = max(map(self.layer, chunk.layers), default=0)
         vocabulary = self.args.padded_vocab_size // self.args.tensor_model_parallel_size
         # Logits in the model's precision and once more in fp32 for the cross entropy.
-        return recomputed + (self.tokens * vocabulary * (self.width + 4) if last else 0)
+        return recomputed + (self.tokens * vocabulary * (width_of(self.args) + 4) if last else 0)
 
     def layer(self, number: int) -> int:
         """Bytes that layer `number` keeps for one micro-batch."""
@@ -65,7 +60,7 @@ class ActivationModel:
             "experts": kernels.experts,
         }
         norm: int = kernels.norm(args) * self._hidden() // args.hidden_size
-        return norm + self.tokens * numbers[kind](args) * self.width // args.tensor_model_parallel_size
+        return norm + self.tokens * numbers[kind](args) * width_of(self.args) // args.tensor_model_parallel_size
 
     def _projections(self, plain: Callable[[argparse.Namespace], int]) -> int:
         """Numbers for a token of attention without its scores; `plain` counts those without latents."""
@@ -81,4 +76,4 @@ class ActivationModel:
 
     def _hidden(self) -> int:
         parts = self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1
-        return self.tokens * self.args.hidden_size * self.width // parts
+        return self.tokens * self.args.hidden_size * width_of(self.args) // parts

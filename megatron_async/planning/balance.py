@@ -12,31 +12,21 @@ from typing import Any
 
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.models import hybrid
-from megatron_async.planning import devices, memory
+from megatron_async.planning import devices, memory, split
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, Chunk, Stage, blocks, on_stages
-from megatron_async.planning.resolve import pad_vocabulary
-from megatron_async.planning.split import Ends, cut, cut_pairs, option
+from megatron_async.planning.resolve import microbatches_of, pad_vocabulary
+from megatron_async.planning.split import Ends, cut, cut_pairs, on_ranks, option, places
 from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, stage_costs, table
 from megatron_async.schedules import SimulationResult, StageCosts, simulate
 from megatron_async.schedules.arguments import schedule_of
 
 GIVEN = "given"
+RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 SIMULATIONS = 300
 """Most simulations to improve a split for ranks that hold two parts."""
-_SPLITS = (
-    "pipeline_model_parallel_layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "num_layers_per_virtual_pipeline_stage",
-    "num_virtual_stages_per_pipeline_rank",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "mtp_num_layers",
-)
-"""Arguments that split the layers, or whose layers a split does not know."""
 
 
 class NoSplit(ValueError):
@@ -79,7 +69,7 @@ def begin(args: argparse.Namespace) -> Iterator[str]:
     where FLOPs do not predict the times of miniatures.
     """
     asked, stages = args.pipeline_balance, args.pipeline_model_parallel_size
-    given = [name for name in _SPLITS if getattr(args, name, None)]
+    given = [name for name in split.ARGUMENTS if getattr(args, name, None)]
     pattern: str | None = args.hybrid_layer_pattern
     if pattern is not None and hybrid.layers_of(pattern) != pattern:
         given.append("hybrid_layer_pattern")
@@ -155,24 +145,21 @@ def settle(args: argparse.Namespace, device: Device, model: Sequence[Block], tim
 
 def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exchange: Exchange) -> list[str]:
     """A split in words: the share of each stage, and the idle time that is left."""
-    stages, rows = args.pipeline_model_parallel_size, list(zip((0, *ends), ends, strict=False))
-    parts = [[times[slice(*row)] for row in rows[stage::stages]] for stage in range(stages)]
+    stages = args.pipeline_model_parallel_size
+    parts = on_ranks(times, ends, stages)
     totals = [sum(own.total for chunk in chunks for own in chunk) for chunks in parts]
-    microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
-    time = batch_time(args.pipeline_schedule, parts, microbatches, exchange)
+    time = batch_time(args.pipeline_schedule, parts, microbatches_of(args), exchange)
     measured = args.pipeline_balance == "measured"
-    name, split = split_option(args, ends)
-    words = split.split("|")
+    name, value = split_option(args, ends)
+    words = value.split("|")
     lines = [
-        f"{name} '{split}' by --pipeline-balance {args.pipeline_balance}, "
+        f"{name} '{value}' by --pipeline-balance {args.pipeline_balance}, "
         + ("timed on this device" if measured else f"estimated for {args.plan_device}")
     ]
     for stage, total in enumerate(totals):
         share = f"{total / max(totals):.1%} of the slowest stage's compute"
         lines.append(f"stage {stage}: {' and '.join(own or 'no layer' for own in words[stage::stages])}, {share}")
-    causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
-    lines.append(f"planned batch: {1000 * time.seconds:.4g} ms")
-    return [*lines, f"idle: {time.bubble:.1%} of the time of all devices: {', '.join(causes)}"]
+    return [*lines, f"planned batch: {1000 * time.seconds:.4g} ms", f"idle: {time.idle_text}"]
 
 
 def choose(
@@ -232,15 +219,12 @@ def pairs(schedule: str, times: tuple[float, ...], stages: int, simulations: int
     The best of a few is improved by moving one layer as long as that helps.
     """
 
+    blocks = [BlockTime(own / 3, own * 2 / 3) for own in times]
+    made = table(schedule, stages, 2 * stages)
+
     @cache
     def seconds(ends: Ends) -> float:
-        rows = list(zip((0, *ends), ends, strict=False))
-        on_ranks = [
-            [[BlockTime(own / 3, own * 2 / 3) for own in times[slice(*rows[part])]] for part in (rank, stages + rank)]
-            for rank in range(stages)
-        ]
-        made = table(schedule, stages, 2 * stages)
-        return period(made, simulate(made, stage_costs(on_ranks)))
+        return period(made, simulate(made, stage_costs(on_ranks(blocks, ends, stages))))
 
     ordered = sorted(set(cut_pairs(times, stages)), key=lambda ends: (seconds(ends), ends))
     if not ordered:
@@ -257,7 +241,7 @@ def pairs(schedule: str, times: tuple[float, ...], stages: int, simulations: int
 
 def _neighbors(ends: Ends) -> Iterator[Ends]:
     """Splits with one layer moved from a part to another; the parts between them shift by one."""
-    sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    sizes = [end - start for start, end in places(ends)]
     for source, target in permutations(range(len(sizes)), 2):
         if sizes[source] > (2 if source == 0 else 1):
             moved = list(sizes)
@@ -279,9 +263,8 @@ class StageMemory:
 
     def __init__(self, args: argparse.Namespace, model: Sequence[Block]) -> None:
         self._args, self._model = args, on_stages(args, model)
-        microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
         stages = args.pipeline_model_parallel_size
-        self._simulated = occupancy(args.pipeline_schedule, stages, max(1, microbatches))
+        self._simulated = occupancy(args.pipeline_schedule, stages, max(1, microbatches_of(args)))
         self._delays = [memory.chunk_delays(args, stage) for stage in range(stages)]
         self._activations = ActivationModel.of(args, model)
         self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
@@ -296,7 +279,7 @@ class StageMemory:
 
     def largest(self, ends: Ends) -> int:
         """Bytes of the fullest rank of a split."""
-        stages, rows = self._args.pipeline_model_parallel_size, list(zip((0, *ends), ends, strict=False))
+        stages, rows = self._args.pipeline_model_parallel_size, places(ends)
         if not self._args.use_layer_wise_distributed_optimizer:
             return math.ceil(max(self._bytes(stage, rows[stage::stages]) for stage in range(stages)))
 
@@ -344,9 +327,7 @@ class StageMemory:
 def would_fit(args: argparse.Namespace, model: Sequence[Block], limit: int) -> str:
     """Changes of a run that does not fit after which it would."""
     changes: dict[str, dict[str, Any]] = {
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": {
-            "recompute_granularity": "full"
-        },
+        RECOMPUTE: {"recompute_granularity": "full"},
         "--use-distributed-optimizer": {"use_distributed_optimizer": True},
     }
     fitting = []

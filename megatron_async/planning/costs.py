@@ -11,7 +11,7 @@ from megatron_async.models import hybrid
 from megatron_async.optim import options
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import SUBLAYERS, Block, Parameter, on_stages
-from megatron_async.planning.resolve import keeps_scores, step_values
+from megatron_async.planning.resolve import keeps_scores, step_values, width_of
 from megatron_async.planning.timing import BlockTime, Exchange
 
 LAUNCHES = {
@@ -47,8 +47,7 @@ class CostModel:
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self._args, self._device = args, device
-        self._width = 2 if args.bf16 or args.fp16 else _FP32
-        self._tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
+        self._width, self._tokens = width_of(args), args.micro_batch_size * args.seq_length
 
     def flops(self, model: Sequence[Block]) -> list[float]:
         """Forward FLOPs of each block for one micro-batch on one rank."""
@@ -108,7 +107,7 @@ class CostModel:
         stages = args.pipeline_model_parallel_size
         shard = args.tensor_model_parallel_size if args.sequence_parallel else 1
         message = self._tokens * args.hidden_size * self._width / shard
-        replicas = args.data_parallel_size * args.context_parallel_size
+        replicas = args.data_parallel_size
         span = replicas * args.tensor_model_parallel_size
         experts = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1)
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer

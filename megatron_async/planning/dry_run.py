@@ -4,8 +4,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +12,7 @@ from rich.table import Table
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.planning import memory, parameters
 from megatron_async.planning.estimate import Plan, plan
-from megatron_async.planning.timing import BatchTime
+from megatron_async.platform.job import ranges
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.schedules.render import to_json, to_text
 
@@ -106,18 +104,6 @@ def _stage_table(args: argparse.Namespace, result: Plan) -> Table:
     return table
 
 
-def idle_text(time: BatchTime) -> str:
-    """Idle share of a batch's time, by cause."""
-    causes = [f"{cause} {seconds / time.seconds:.1%}" for cause, seconds in time.idle.items()]
-    return f"{time.bubble:.1%} of the time of all devices: {', '.join(causes)}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,6,7 -> "0-2, 6-7"."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 def _picture(result: Plan) -> str:
     """The timeline, with fewer micro-batches and batches where it would not fit on a screen; F takes 1, B takes 2."""
     schedule = result.schedule
@@ -137,7 +123,7 @@ def _times(args: argparse.Namespace, result: Plan) -> list[str]:
         f"{result.microbatches} micro-batches per pipeline",
         f"bubble share of this run: {result.simulated.steady_bubble_share:.2%} (unequal stages included)",
         f"estimate: {result.time.seconds:.4g} s per batch, {tokens / result.time.seconds:,.0f} tokens/s",
-        f"idle: {idle_text(result.time)}",
+        f"idle: {result.time.idle_text}",
     ]
     if args.train_iters:
         days = args.train_iters * result.time.seconds / 86400

@@ -12,6 +12,7 @@ from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
+from megatron_async.planning.resolve import microbatches_of, width_of
 from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, stage_costs, table
 from megatron_async.schedules import Schedule, SimulationResult, simulate
 
@@ -51,21 +52,18 @@ class Plan:
         return sum(self.by_kind.values())
 
 
-def plan(args: argparse.Namespace, device: Device | None = None, times: Sequence[BlockTime] | None = None) -> Plan:
+def plan(args: argparse.Namespace) -> Plan:
     """Work out the plan of checked arguments (`padded_vocab_size` set); starts nothing and allocates no weights.
 
     Args:
         args: as `arguments.parse` returns them for a dry run.
-        device: None for the one that `--plan-device` names.
-        times: of the model's blocks, as measured; None estimates them for the device.
     """
-    device = device or devices.find(args.plan_device)
-    model, costs = blocks(args), CostModel(args, device)
-    parts, times = stages(args, model), costs.blocks(model) if times is None else times
+    device, model = devices.find(args.plan_device), blocks(args)
+    parts, costs = stages(args, model), CostModel(args, device)
     by_kind = count_by_kind(parameter for stage in parts for parameter in stage.parameters)
-    microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    microbatches = microbatches_of(args)
     schedule = table(args.pipeline_schedule, args.pipeline_model_parallel_size, microbatches)
-    on_chunks = times_by_chunk(times, layers_by_chunk(args))
+    on_chunks = times_by_chunk(costs.blocks(model), layers_by_chunk(args))
     by_stage = stage_costs(on_chunks)
     simulated = simulate(schedule, by_stage)
     activations = ActivationModel.of(args, model)
@@ -93,7 +91,7 @@ def times_by_chunk(times: Sequence[BlockTime], layers: list[list[list[int]]]) ->
 
 
 def _assumptions(args: argparse.Namespace, device: Device) -> list[str]:
-    precision = "bf16" if args.bf16 or args.fp16 else "fp32"
+    precision = "bf16" if width_of(args) == 2 else "fp32"
     notes = [
         f"--plan-device {device.name}: {device.description}; {device.speed(precision) / 1e12:.4g} TFLOP/s in use, "
         f"{device.efficiency:.0%} of its {precision} peak ({device.efficiency_source})",

@@ -7,7 +7,7 @@ Each count is of all tensor-parallel ranks. See `torch_activations` for layers o
 import argparse
 
 from megatron_async.models import hybrid
-from megatron_async.planning.resolve import key_value_heads
+from megatron_async.planning.resolve import key_value_heads, width_of
 
 
 def norm(args: argparse.Namespace) -> int:
@@ -53,8 +53,11 @@ def mamba(args: argparse.Namespace) -> int:
 
 def experts(args: argparse.Namespace) -> int:
     """Tokens sent to the experts and back, the experts' own, a shared expert, the router."""
-    chosen, width = args.moe_router_topk, 2 if args.bf16 or args.fp16 else 4
-    sent, router = 2 * chosen * args.hidden_size, 2 * args.num_experts * 4 // width  # logits, probabilities: fp32
+    chosen = args.moe_router_topk
+    sent, router = (
+        2 * chosen * args.hidden_size,
+        2 * args.num_experts * 4 // width_of(args),
+    )  # logits, probabilities: fp32
     inside = chosen * feed_forward(args, args.moe_ffn_hidden_size)
     shared = feed_forward(args, args.moe_shared_expert_intermediate_size or 0)
     # Every tensor-parallel rank has the tokens and the router whole.

@@ -10,6 +10,7 @@ from megatron_async.optim import options, registry
 from megatron_async.optim.param_groups import MATRIX_ROLES, Assignment
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Parameter, Stage
+from megatron_async.planning.resolve import width_of
 from megatron_async.reference.delay import delay_of
 from megatron_async.schedules import SimulationResult
 from megatron_async.schedules.arguments import schedule_of
@@ -61,7 +62,7 @@ def chunk_delays(args: argparse.Namespace, stage: int) -> tuple[int, ...]:
 
 def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: int, delay: int) -> dict[str, float]:
     """Bytes for parameters of a chunk, by kind, without activations; a sharded state is spread evenly."""
-    weight = 2 if args.bf16 or args.fp16 else _FP32
+    weight = width_of(args)
     held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     ranks, expert_ranks = _owners(args)
     optimizers, delayed = options.assignment(args), delay > 0 or args.gradient_delay is not None
@@ -81,7 +82,7 @@ def _owners(args: argparse.Namespace) -> tuple[int, int]:
     if not (args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer):
         return 1, 1
     experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
-    return args.data_parallel_size * args.context_parallel_size, args.world_size // experts
+    return args.data_parallel_size, args.world_size // experts
 
 
 def _largest_owner(args: argparse.Namespace, stage: Stage, delays: Sequence[int]) -> dict[str, float]:
@@ -112,7 +113,7 @@ def _largest_owner(args: argparse.Namespace, stage: Stage, delays: Sequence[int]
 
 def _state(args: argparse.Namespace, optimizers: Assignment, own: Parameter) -> int:
     """Numbers of master weights and of the buffers of a parameter's optimizer; step counters are left out."""
-    masters = own.local if args.bf16 or args.fp16 else 0
+    masters = own.local if width_of(args) < _FP32 else 0
     return masters + own.number * registry.find(optimizers[own.role]).state_elements(own.shape)
 
 

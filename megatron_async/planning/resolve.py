@@ -16,11 +16,10 @@ def complete(args: argparse.Namespace) -> None:
     `WORLD_SIZE` is the number of devices; without it, the smallest job of the layout is planned.
     """
     notes = []
-    model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     experts = (args.expert_tensor_parallel_size or args.tensor_model_parallel_size) * args.expert_model_parallel_size
     if "WORLD_SIZE" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
-        within = args.tensor_model_parallel_size * args.context_parallel_size
-        smallest = model * experts // math.gcd(experts, within)
+        smallest = model * experts // math.gcd(experts, args.tensor_model_parallel_size)
         if args.world_size % smallest:
             args.world_size = smallest
     args.rank = 0
@@ -46,6 +45,17 @@ def pad_vocabulary(args: argparse.Namespace) -> None:
     if args.padded_vocab_size is None:
         multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
         args.padded_vocab_size = math.ceil(args.vocab_size / multiple) * multiple
+
+
+def microbatches_of(args: argparse.Namespace) -> int:
+    """Micro-batches of a batch and pipeline."""
+    microbatches: int = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    return microbatches
+
+
+def width_of(args: argparse.Namespace) -> int:
+    """Bytes of a weight or an activation."""
+    return 2 if args.bf16 or args.fp16 else 4
 
 
 def key_value_heads(args: argparse.Namespace) -> int:

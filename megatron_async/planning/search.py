@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_async.models import hybrid
-from megatron_async.planning.balance import Choice, NoSplit, choose, split_option, variant
+from megatron_async.planning.balance import RECOMPUTE, Choice, NoSplit, choose, split_option, variant
 from megatron_async.planning.costs import CostModel, Work
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
-from megatron_async.planning.resolve import key_value_heads, pad_vocabulary
+from megatron_async.planning.resolve import key_value_heads, microbatches_of, pad_vocabulary
+from megatron_async.planning.split import on_ranks
 from megatron_async.planning.timing import BatchTime, BlockTime, Exchange, batch_time
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
 
-RECOMPUTE = ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1").split()
 SIMULATED = 6
 """Layouts of each schedule that are simulated, after all were ordered by a formula."""
 
@@ -40,7 +40,7 @@ class Layout:
         words += ["--tensor-model-parallel-size", str(self.tensor), *(["--sequence-parallel"] * (self.tensor > 1))]
         words += ["--expert-model-parallel-size", str(self.expert)] if self.expert > 1 else []
         words += split if self.pipeline > 1 else []
-        return words + (RECOMPUTE if self.recompute else [])
+        return words + (RECOMPUTE.split() if self.recompute else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,6 @@ class Outcome:
     split: tuple[str, str]
     bytes: int
     time: BatchTime
-
-    @property
-    def order(self) -> float:
-        return self.time.seconds
 
 
 class Search:
@@ -92,7 +88,7 @@ class Search:
                 if fitting < SIMULATED and (outcome := self._outcome(devices, layout)) is not None:
                     found.append(outcome)
                     fitting += 1
-        return sorted(found, key=lambda outcome: outcome.order)
+        return sorted(found, key=lambda outcome: outcome.time.seconds)
 
     def nearest_text(self) -> str:
         """Which layout comes nearest to fitting."""
@@ -172,7 +168,7 @@ class Search:
         times, exchange = self._costs(args, layout)
         definition = SCHEDULES[layout.schedule]
         slowest = max(sum(own.total for own in times) / layout.pipeline, *(own.total for own in times))
-        slots = self._base.global_batch_size // (layout.micro_batch * layout.data)
+        slots = microbatches_of(args)
         if not definition.delayed:
             filled = (slots + layout.pipeline - 1) * (slowest + 2 * exchange.transfer)
             return filled + exchange.reduction + exchange.update
@@ -188,10 +184,8 @@ class Search:
             if self.nearest is None or problem.least < self.nearest[0]:
                 self.nearest = problem.least, layout
             return None
-        rows = list(zip((0, *chosen.ends), chosen.ends, strict=False))
-        parts = [[times[slice(*row)] for row in rows[stage :: layout.pipeline]] for stage in range(layout.pipeline)]
-        microbatches = args.global_batch_size // (layout.micro_batch * layout.data)
-        time = batch_time(layout.schedule, parts, microbatches, exchange)
+        parts = on_ranks(times, chosen.ends, layout.pipeline)
+        time = batch_time(layout.schedule, parts, microbatches_of(args), exchange)
         return Outcome(devices, layout, split_option(args, chosen.ends), chosen.bytes, time)
 
 

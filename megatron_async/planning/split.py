@@ -8,7 +8,7 @@ beside the embedding, no part is empty, the last one may be the head alone.
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 Cost = Callable[[int, int, int], float]
 """Cost of blocks [start, end) as a part: (part, start, end) -> cost; it grows with every block."""
@@ -17,6 +17,16 @@ Fits = Callable[[int, int, int], bool]
 Ends = tuple[int, ...]
 """End of each part."""
 
+ARGUMENTS = (
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+"""Arguments that split the layers, beside the pattern of a HybridModel."""
 _NEARLY = 1 + 1e-9
 _MIDDLES, _KEPT = 8, 4
 """Places of the middle, and ends of a rank's second part, that are followed up."""
@@ -130,9 +140,20 @@ def _pairs(sums: Sequence[float], stages: int, middle: int, limit: float) -> End
     return (*(first for first, _ in reversed(row)), *(second for _, second in reversed(row)))
 
 
+def places(ends: Ends) -> list[tuple[int, int]]:
+    """Start and end of each part."""
+    return list(pairwise((0, *ends)))
+
+
+def on_ranks[T](blocks: Sequence[T], ends: Ends, stages: int) -> list[list[Sequence[T]]]:
+    """Blocks of each part of each rank, which holds the parts rank, stages + rank, and so on."""
+    parts = [blocks[start:end] for start, end in places(ends)]
+    return [parts[rank::stages] for rank in range(stages)]
+
+
 def option(ends: Ends, letters: str | None) -> tuple[str, str]:
     """A split as option and value: a layout (Et*8|t*8|t*8|L), or the pattern of a HybridModel with these letters."""
-    counts = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    counts = [end - start for start, end in places(ends)]
     counts[0] -= 1
     counts[-1] -= 1
     if letters is not None:

@@ -59,10 +59,10 @@ class BatchTime:
         return 1.0 - self.compute / self.seconds if self.seconds else 0.0
 
     @property
-    def imbalance(self) -> float:
-        """Idle share if every rank waited for the slowest one alone."""
-        slowest = self.compute + self.idle["imbalance"]
-        return self.idle["imbalance"] / slowest if slowest else 0.0
+    def idle_text(self) -> str:
+        """The idle share, and the share of each cause."""
+        causes = [f"{cause} {seconds / self.seconds:.1%}" for cause, seconds in self.idle.items()]
+        return f"{self.bubble:.1%} of the time of all devices: {', '.join(causes)}"
 
 
 def stage_costs(parts: Sequence[Sequence[Sequence[BlockTime]]], *, host: bool = False) -> list[StageCosts]:

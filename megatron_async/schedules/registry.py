@@ -107,10 +107,6 @@ class ScheduleDefinition:
         """Most weight versions alive at once, of each chunk."""
         return tuple(delay + 1 for delay in self.delays(stages, stage))
 
-    def weight_copies(self, stages: int, stage: int) -> float:
-        """Copies of its weights that a rank holds, for chunks of equal size."""
-        return sum(self.version_limits(stages, stage)) / self.chunks
-
 
 def _two_bw(name: str, summary: str, *, lead: int) -> ScheduleDefinition:
     """2BW in which each stage runs `lead` more forwards ahead than the next one."""

@@ -15,6 +15,7 @@ from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.split import Ends, on_ranks
 from megatron_async.planning.timing import BlockTime
 from megatron_async.schedules.arguments import schedule_of
 from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
@@ -74,9 +75,8 @@ class Expected:
         return f"{text}: no other split is faster; if the stages' layers are the same, look at its host and device"
 
 
-def _slowest(times: Sequence[BlockTime], ends: Sequence[int], stages: int) -> float:
-    parts = [sum(own.total for own in times[start:end]) for start, end in zip((0, *ends), ends, strict=False)]
-    return max(sum(parts[stage::stages]) for stage in range(stages))
+def _slowest(times: Sequence[BlockTime], ends: Ends, stages: int) -> float:
+    return max(sum(own.total for part in parts for own in part) for parts in on_ranks(times, ends, stages))
 
 
 class PendingStages(Reduced):

@@ -97,7 +97,6 @@ def test_numbers_for_people():
 
     assert [dry_run.amount(count) for count in (0, 999, 134_515_008, 10.12e9)] == ["0", "999", "134.5M", "10.12B"]
     assert [dry_run.size(count) for count in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
-    assert dry_run.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 def test_the_correction_keeps_nothing_where_there_is_no_delay(capsys):
