@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A worker ends with its launcher. Standard library alone: called before the imports that take seconds."""
+"""A process and its launcher. Standard library alone: used before the imports that take seconds."""
 
 import ctypes
 import os
@@ -7,6 +7,11 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for the job: rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def end_with_launcher() -> None:

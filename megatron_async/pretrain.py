@@ -2,7 +2,7 @@
 """Entry point: `torchrun --nproc-per-node N -m megatron_async.pretrain [any Megatron-LM argument] [ours]`."""
 
 # The imports below take seconds.
-from megatron_async.launcher import end_with_launcher
+from megatron_async.launcher import end_with_launcher, is_first_rank
 
 if __name__ == "__main__":
     end_with_launcher()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
         args = arguments.parse(argv)
     except arguments.ArgumentProblems as wrong:
         return _refuse(wrong.problems, "arguments")
-    if _first_rank():
+    if is_first_rank():
         print("".join(f"> {notice}\n" for notice in args._notices), end="", flush=True)
     stops.listen(args.exit_signal)
     stops.limit(args.exit_duration_in_mins)
@@ -82,22 +82,18 @@ def _compare_ranks(argv: Sequence[str]) -> Any:
     return job.compare(own, timedelta(minutes=int(minutes) if minutes.isdigit() else 10))
 
 
-def _first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _explain(words: Sequence[str]) -> int:
     """Print the status of options; an unknown one is an error of use."""
     from megatron_async.config.contract.explain import explain
 
     text, known = explain(words)
-    if _first_rank():
+    if is_first_rank():
         print(text)
     return 0 if known else USAGE_ERROR
 
 
 def _list_presets() -> int:
-    if _first_rank():
+    if is_first_rank():
         from rich.console import Console
 
         from megatron_async.planning.listing import preset_table
@@ -107,7 +103,7 @@ def _list_presets() -> int:
 
 
 def _dry_run(args: argparse.Namespace) -> int:
-    if _first_rank():
+    if is_first_rank():
         from megatron_async.planning import dry_run
 
         dry_run.run(args)
@@ -116,7 +112,7 @@ def _dry_run(args: argparse.Namespace) -> int:
 
 def _refuse(problems: Sequence[str], of: str) -> int:
     """Write a numbered list of problems on rank 0; return the exit status."""
-    if _first_rank():
+    if is_first_rank():
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
         sys.stderr.write(f"megatron_async: {count} with the {of}; nothing was started.\n{lines}\n")

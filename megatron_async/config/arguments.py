@@ -3,7 +3,6 @@
 
 import argparse
 import difflib
-import os
 from collections.abc import Sequence
 
 from megatron_async import platform
@@ -13,6 +12,7 @@ from megatron_async.config import validate
 from megatron_async.config.command_line import options_given, value_of, without_option
 from megatron_async.config.contract import check
 from megatron_async.config.parser import actions_given, destinations, make_parser
+from megatron_async.launcher import is_first_rank
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
 from megatron_async.mcore.batch_sizes import BatchSizes, ramp
 from megatron_async.models import hybrid, presets
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         SystemExit: status 0, after `--help` and `--optimizer list`.
     """
     if value_of(argv, "--optimizer") == "list":
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             listing.print_list()
         raise SystemExit(0)
     parser = make_parser()

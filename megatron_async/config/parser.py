@@ -2,11 +2,11 @@
 """The parser: this package's options, the optimizers' hyper-parameters, every Megatron-LM option."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from megatron_async.config.options import add_options
+from megatron_async.launcher import is_first_rank
 from megatron_async.mcore.arguments import add_megatron_options
 from megatron_async.optim import options
 
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid value: {arg_string!r}") from error
 
     def print_help(self, file: Any = None) -> None:
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             super().print_help(file)
 
 

@@ -9,7 +9,6 @@ Exit status 0, or 1 where something is marked FAIL.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,18 +21,21 @@ from rich.table import Table
 
 from megatron_async.doctor import devices, host, job, packages
 from megatron_async.doctor.finding import Finding
+from megatron_async.launcher import is_first_rank
+from megatron_async.platform.job import world_size
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def examine() -> list[job.Host]:
     """All hosts with their findings."""
-    in_job, gpus = job.is_one(), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    in_job, gpus = world_size() > 1, torch.cuda.device_count() if torch.cuda.is_available() else 0
     own = [*packages.findings(gpus), *devices.findings(), *host.findings(gpus, in_job)]
     return job.gather(own) if in_job else [job.Host("this machine", tuple(own))]
 
 
 def main(argv: Sequence[str]) -> int:
+    """Exit status: 0, or 1 where something is marked FAIL."""
     parser = argparse.ArgumentParser(
         prog="megatron-async doctor",
         description=__doc__,
@@ -42,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
     hosts = examine()
-    together = tuple(job.findings(hosts)) if len(hosts) > 1 or job.is_one() else ()
-    sections = {f"{found.name}": found.findings for found in hosts} | ({"the job": together} if together else {})
-    if os.environ.get("RANK", "0") == "0":
+    together = tuple(job.findings(hosts)) if world_size() > 1 else ()
+    sections = {found.name: found.findings for found in hosts} | ({"the job": together} if together else {})
+    if is_first_rank():
         _print(sections, as_json=options.json)
     return 1 if any(finding.level == "FAIL" for findings in sections.values() for finding in findings) else 0
 

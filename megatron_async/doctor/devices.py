@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from megatron_async.doctor.finding import Finding, unless
+from megatron_async.platform.gpu import MOST_QUEUES, QUEUES
 
 _GIB = 2**30
 _BF16 = (8, 0)
@@ -89,15 +90,17 @@ def _network(gpus: int) -> Iterator[Finding]:
 
 
 def _variables(gpus: int) -> Iterator[Finding]:
-    name, value = "CUDA_DEVICE_MAX_CONNECTIONS", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    value = os.environ.get(QUEUES)
     old = gpus > 0 and torch.cuda.get_device_capability(0)[0] < _BLACKWELL
     if value is None:
-        yield Finding(name, "OK", "not set; a run sets it to 32, with 1f1b and tensor parallelism to 1")
+        found = f"not set; a run sets it to {MOST_QUEUES}, with 1f1b and tensor parallelism to 1"
+        yield Finding(QUEUES, "OK", found)
     else:
         change = (
-            "unset it: delayed schedules refuse less than 32, 1f1b with tensor parallelism before Blackwell all but 1"
+            f"unset it: delayed schedules refuse less than {MOST_QUEUES}, 1f1b with tensor parallelism before "
+            "Blackwell all but 1"
         )
-        yield unless(gpus == 0 or (value == "32" and not old), "WARN", name, value, change)
+        yield unless(gpus == 0 or (value == str(MOST_QUEUES) and not old), "WARN", QUEUES, value, change)
     loading = os.environ.get("CUDA_MODULE_LOADING")
     change = "unset it: a kernel loaded at its first launch waits for posted receives"
     yield unless(

@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """All hosts of a job that a launcher has started: their clocks, their versions, and the findings of each."""
 
-import os
 import socket
 import struct
 import time
@@ -34,11 +33,6 @@ class Host:
     ranks: tuple[int, ...] = (0,)
     offset: float = 0.0
     uncertainty: float = 0.0
-
-
-def is_one() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def gather(own: Sequence[Finding]) -> list[Host]:
