@@ -17,7 +17,6 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_async import platform
-from megatron_async.config.command_line import value_of
-from megatron_async.planning import devices
+from megatron_async.config.command_line import value_of, without_option
+from megatron_async.planning import devices, split
 from megatron_async.planning.timing import CAUSES
 from megatron_async.platform import gpu
 from megatron_async.schedules import SCHEDULES
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 _LAYOUT = (
-    "--pipeline-model-parallel-size",
-    "--tensor-model-parallel-size",
-    "--expert-model-parallel-size",
-    "--pipeline-model-parallel-layout",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
-    "--pipeline-balance",
+    "pipeline_model_parallel_size",
+    "tensor_model_parallel_size",
+    "expert_model_parallel_size",
+    "pipeline_balance",
+    *split.ARGUMENTS,
 )
+_OF_DELAYED = ("--correction-strength", "--correct-matrices-only", "--sync-start-iters", "--sync-cooldown-iters")
+"""Options that synchronous schedules refuse, beside --staleness-correction."""
 _WIDTH = 190
 
 
@@ -56,17 +55,22 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--devices", type=int, nargs="+", help="devices of the job")
+    parser.add_argument(
+        "--devices", type=int, nargs="+", metavar="N", help="devices of a job; several plan several jobs"
+    )
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules (default: all that fit the model)")
     parser.add_argument(
         "--plan-device", default=devices.DEFAULT, help=f"{', '.join(devices.NAMES)} or a file (default: %(default)s)"
     )
-    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)")
-    parser.add_argument("--largest-pipeline", type=int, default=16, help="default: %(default)s")
+    parser.add_argument(
+        "--tensor", type=int, nargs="+", metavar="N", default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)"
+    )
+    parser.add_argument("--largest-pipeline", type=int, default=16, help="most stages to try (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=20, help="rows of the table (default: %(default)s)")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
     options = parser.parse_args(own)
-    problems = [f"{flag} belongs to the layout, which is searched: leave it out" for flag in _LAYOUT if flag in run]
+    flags = {f"--{name.replace('_', '-')}" for name in _LAYOUT} & {word.partition("=")[0] for word in run}
+    problems = [f"{flag} belongs to the layout, which is searched: leave it out" for flag in sorted(flags)]
     if "|" in (value_of(run, "--hybrid-layer-pattern") or ""):
         problems.append("| in --hybrid-layer-pattern belongs to the layout, which is searched: leave it out")
     numbers = [*(options.devices or [1]), *options.tensor, options.largest_pipeline, options.rows]
@@ -76,11 +80,20 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         problems.append("give --devices and, after --, the run: --devices 8 -- --model smollm2-135m --bf16")
     try:
         options.device = devices.find(options.plan_device)
+        problems += _partial_nodes(options.devices or [], options.device.devices_per_node)
     except ValueError as error:
         problems.append(f"--plan-device {error}")
     if problems:
         parser.error("; ".join(problems))
     return options, run
+
+
+def _partial_nodes(numbers: Sequence[int], per_node: int) -> list[str]:
+    return [
+        f"--devices {number}: {per_node} devices make a node of --plan-device; give at most {per_node}, or a multiple"
+        for number in numbers
+        if number > per_node and number % per_node
+    ]
 
 
 def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
@@ -100,9 +113,14 @@ def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
         made.add_column(heading, justify="left" if heading in ("schedule", "split") else "right", no_wrap=True)
     for own in outcomes:
         layout, time = own.layout, own.time
-        sizes = " x ".join(map(str, (layout.pipeline, layout.tensor, layout.expert, layout.data)))
         made.add_row(
-            *(str(own.devices), layout.schedule, sizes, str(layout.micro_batch), "full" if layout.recompute else ""),
+            *(
+                str(own.devices),
+                layout.schedule,
+                layout.sizes,
+                str(layout.micro_batch),
+                "full" if layout.recompute else "",
+            ),
             *(f"{own.bytes / 2**30:.1f}", f"{time.seconds:.3g}", f"{tokens / time.seconds:,.0f}", f"{time.bubble:.1%}"),
             *(f"{time.idle[cause] / time.seconds:.1%}" for cause in CAUSES),
             own.split[1] if layout.pipeline > 1 else "",
@@ -111,20 +129,24 @@ def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
 
 
 def _command(outcome: "Outcome", run: Sequence[str], per_node: int) -> list[str]:
-    """The command line of a layout, without options that it replaces."""
-    from megatron_async.config.command_line import without_option
-
+    """The command line of a layout, without options that it replaces or refuses."""
     words = outcome.layout.words(outcome.split)
-    kept = list(run)
-    for flag in [word for word in words if word.startswith("--")]:
-        while (shorter := without_option(kept, flag)) is not None:
-            kept = shorter
+    left_out = [word for word in words if word.startswith("--")]
     if not SCHEDULES[outcome.layout.schedule].delayed:
-        for flag in ("--staleness-correction", "--correction-strength"):
-            kept = without_option(kept, flag) or kept
+        left_out += ["--staleness-correction", *_OF_DELAYED]
+    kept = _without(run, left_out)
     nodes = max(1, outcome.devices // per_node)
     launch = ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(outcome.devices // nodes)]
     return [*launch, "-m", "megatron_async.pretrain", *kept, *words]
+
+
+def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Words without options and their values."""
+    kept = list(words)
+    for flag in flags:
+        while (shorter := without_option(kept, flag)) is not None:
+            kept = shorter
+    return kept
 
 
 def _problems(command: Sequence[str], devices_of_job: int) -> tuple[str, ...]:
@@ -150,7 +172,7 @@ def _comparison(outcomes: "Sequence[Outcome]") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if no layout fits, 2 for wrong arguments."""
+    """Exit status: 0, 1 if no layout fits or a run would refuse those that do, 2 for wrong arguments."""
     options, run = _parse(list(sys.argv[1:] if argv is None else argv))
     warnings.filterwarnings("ignore", module=r"megatron\.")
     gpu.set_environment(one_queue=True)
@@ -166,16 +188,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _search(options: argparse.Namespace, run: list[str]) -> int:
     from megatron_async.config import arguments
+    from megatron_async.planning.resolve import precision_of
     from megatron_async.planning.search import Search
 
     os.environ["WORLD_SIZE"] = "1"
     alone = ["--pipeline-schedule", "1f1b", "--staleness-correction", "none", "--plan-device", options.plan_device]
     try:
-        base = arguments.parse([*run, *alone, "--dry-run"])
+        base = arguments.parse([*_without(run, _OF_DELAYED), *alone, "--dry-run"])
     except arguments.ArgumentProblems as wrong:
         print("\n".join(f"megatron-async plan: {problem}" for problem in wrong.problems), file=sys.stderr)
         return USAGE_ERROR
     base.staleness_correction = value_of(run, "--staleness-correction") or "none"
+    base.correct_matrices_only = "--correct-matrices-only" in run
     given = value_of(run, "--micro-batch-size")
     search = Search(
         base,
@@ -185,15 +209,21 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     )
     schedules = options.schedules or _schedules(base)
     device = options.device
-    speed = device.speed("bf16" if base.bf16 else "fp32") / 1e12
+    speed = device.speed(precision_of(base)) / 1e12
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     console.print(f"{device.description}: {speed:.4g} TFLOP/s in use ({device.efficiency_source})", soft_wrap=True)
     rows: list[Outcome] = []
     best: list[Outcome] = []
     for number in options.devices:
         found = search.best(number, schedules, options.tensor, options.largest_pipeline)
-        accepted = (own for own in found if not _problems(_command(own, run, device.devices_per_node), number))
-        best += islice(accepted, 1)
+        refused: set[str] = set()
+        for own in found:
+            if not (problems := _problems(_command(own, run, device.devices_per_node), number)):
+                best.append(own)
+                break
+            if problems[0] not in refused:
+                refused.add(problems[0])
+                console.print(f"{number} devices: {own.layout} would be refused. {problems[0]}", soft_wrap=True)
         rows += found[: options.rows] if len(options.devices) == 1 else _first_of_each(found)
         if not found:
             console.print(f"{number} devices: nothing fits. {search.nearest_text()}", soft_wrap=True)
@@ -205,7 +235,7 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     for own in best:
         command = shlex.join(_command(own, run, device.devices_per_node))
         console.print(f"fastest on {own.devices} devices:\n{command}", soft_wrap=True, markup=False)
-    return 0
+    return 0 if best else 1
 
 
 def _first_of_each(outcomes: "Sequence[Outcome]") -> "list[Outcome]":

@@ -182,11 +182,5 @@ def _sizes(args: argparse.Namespace, option: str) -> Iterator[str]:
         yield f"--num-experts {args.num_experts}: {option} has no E. Add one, or leave --num-experts out."
     if has(args, Symbols.MAMBA):
         heads = mamba_heads(args)
-        for name, number in (("--mamba-num-heads", heads), ("--mamba-num-groups", args.mamba_num_groups)):
-            if number % args.tensor_model_parallel_size:
-                yield (
-                    f"{name} {number} cannot be divided among --tensor-model-parallel-size "
-                    f"{args.tensor_model_parallel_size} ranks. Change one of them."
-                )
         if heads % args.mamba_num_groups:
             yield f"{heads} Mamba heads cannot be divided among --mamba-num-groups {args.mamba_num_groups}. Change one."

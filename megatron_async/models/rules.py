@@ -14,7 +14,7 @@ _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Problems with parsed values."""
-    yield from _divisibility(args)
+    yield from divisibility(args)
     yield from _experts(args)
     yield from _empty_stages(args)
     yield from _sequences(args)
@@ -38,7 +38,8 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
         yield objection_of(error)
 
 
-def _divisibility(args: argparse.Namespace) -> Iterator[str]:
+def divisibility(args: argparse.Namespace) -> Iterator[str]:
+    """Sizes of the model that do not divide among tensor- or expert-parallel ranks."""
     tensor, expert = args.tensor_model_parallel_size, args.expert_model_parallel_size
     parts = {
         "--num-attention-heads": (args.num_attention_heads, tensor, "--tensor-model-parallel-size"),
@@ -55,6 +56,11 @@ def _divisibility(args: argparse.Namespace) -> Iterator[str]:
         parts |= {
             "--q-lora-rank": (args.q_lora_rank, tensor, "--tensor-model-parallel-size"),
             sum_of_both: (latent + rotary, tensor, "--tensor-model-parallel-size"),
+        }
+    if hybrid.has(args, "M"):
+        parts |= {
+            "--mamba-num-heads": (hybrid.mamba_heads(args), tensor, "--tensor-model-parallel-size"),
+            "--mamba-num-groups": (args.mamba_num_groups, tensor, "--tensor-model-parallel-size"),
         }
     for flag, (number, ranks, size) in parts.items():
         if number is not None and ranks > 0 and number % ranks != 0:

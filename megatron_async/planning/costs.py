@@ -11,7 +11,7 @@ from megatron_async.models import hybrid
 from megatron_async.optim import options
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import SUBLAYERS, Block, Parameter, on_stages
-from megatron_async.planning.resolve import keeps_scores, step_values, width_of
+from megatron_async.planning.resolve import keeps_scores, precision_of, step_values, width_of
 from megatron_async.planning.timing import BlockTime, Exchange
 
 LAUNCHES = {
@@ -63,7 +63,7 @@ class CostModel:
 
     def blocks(self, model: Sequence[Block]) -> list[BlockTime]:
         """Time of each block of `parameters.blocks`."""
-        speed = self._device.speed("bf16" if self._width == 2 else "fp32")
+        speed = self._device.speed(precision_of(self._args))
         recomputes = self._args.recompute_granularity == "full"
         found = []
         for number, (block, flops) in enumerate(zip(model, self.flops(model), strict=True)):

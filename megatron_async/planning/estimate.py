@@ -12,7 +12,7 @@ from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
-from megatron_async.planning.resolve import microbatches_of, width_of
+from megatron_async.planning.resolve import microbatches_of, precision_of
 from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, stage_costs, table
 from megatron_async.schedules import Schedule, SimulationResult, simulate
 
@@ -91,7 +91,7 @@ def times_by_chunk(times: Sequence[BlockTime], layers: list[list[list[int]]]) ->
 
 
 def _assumptions(args: argparse.Namespace, device: Device) -> list[str]:
-    precision = "bf16" if width_of(args) == 2 else "fp32"
+    precision = precision_of(args)
     notes = [
         f"--plan-device {device.name}: {device.description}; {device.speed(precision) / 1e12:.4g} TFLOP/s in use, "
         f"{device.efficiency:.0%} of its {precision} peak ({device.efficiency_source})",

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_async.models import hybrid
+from megatron_async.models import rules
 from megatron_async.planning.balance import RECOMPUTE, Choice, NoSplit, choose, split_option, variant
 from megatron_async.planning.costs import CostModel, Work
 from megatron_async.planning.devices import Device
@@ -32,6 +32,15 @@ class Layout:
     data: int
     micro_batch: int
     recompute: bool
+
+    def __str__(self) -> str:
+        text = f"{self.schedule}, PP x TP x EP x DP {self.sizes}, micro-batches of {self.micro_batch}"
+        return f"{text}{', full recomputation' if self.recompute else ''}"
+
+    @property
+    def sizes(self) -> str:
+        """Pipeline x tensor x expert x data parallel size."""
+        return f"{self.pipeline} x {self.tensor} x {self.expert} x {self.data}"
 
     def words(self, split: Sequence[str]) -> list[str]:
         """Its options on the command line; `split`: option and value."""
@@ -113,13 +122,9 @@ class Search:
                     yield Layout(schedule, pipeline, tensor, expert, data, micro, recompute)
 
     def _divides(self, tensor: int) -> bool:
-        base = self._base
-        heads = [base.num_attention_heads, key_value_heads(base), base.hidden_size]
-        if base.experimental_attention_variant is not None or hybrid.has(base, "G"):
-            heads += [base.linear_num_key_heads, base.linear_num_value_heads]
-        if hybrid.has(base, "M"):
-            heads += [hybrid.mamba_heads(base), base.mamba_num_groups]
-        return all(number % tensor == 0 for number in heads)
+        """Whether the model divides among tensor-parallel ranks, its key and value heads too."""
+        args = variant(self._base, tensor_model_parallel_size=tensor)
+        return key_value_heads(args) % tensor == 0 and not any(rules.divisibility(args))
 
     def arguments(self, devices: int, layout: Layout) -> argparse.Namespace:
         """The run's arguments with a layout."""

@@ -82,6 +82,20 @@ def test_slow_links_favor_the_eager_schedule(table, tmp_path):
     assert any("2bw-eager" in line and "2bw " in line and "(+" in line for line in lines)
 
 
+def test_options_of_delayed_runs_stay_with_delayed_schedules(table):
+    words = f"{DELAYED} --micro-batch-size 1 --correction-strength 0.5 --correct-matrices-only --sync-start-iters 5"
+    for schedule, kept in (("2bw", True), ("1f1b", False)):
+        status, _, lines = table(f"--devices 2 --tensor 1 --schedules {schedule}", f"{words} --optimizer muon")
+        assert status == 0
+        assert ("--correct-matrices-only" in lines[-1], "--sync-start-iters 5" in lines[-1]) == (kept, kept)
+
+
+def test_layouts_that_a_run_refuses_are_named(table):
+    status, rows, lines = table("--devices 2 --tensor 1 --schedules 2bw", f"{DELAYED} --correction-strength much")
+    assert status == 1 and rows
+    assert any("2bw, PP x TP x EP x DP 2 x 1 x 1 x 1" in line and "--correction-strength" in line for line in lines)
+
+
 def test_what_does_not_fit_and_what_is_wrong_is_said(table, capsys):
     status, rows, lines = table("--devices 2 --tensor 1", f"{RUN} --model moe-10b-hybrid --micro-batch-size 1")
     assert (status, rows) == (1, [])
@@ -89,6 +103,9 @@ def test_what_does_not_fit_and_what_is_wrong_is_said(table, capsys):
     for words in (
         "--devices 2",
         "--devices 2 -- --model tiny --pipeline-model-parallel-size 2",
+        "--devices 2 -- --model tiny --tensor-model-parallel-size=2",
+        "--devices 2 -- --model tiny --decoder-last-pipeline-num-layers 3",
+        "--devices 12 -- --model tiny",
         "--devices 0 -- --bf16",
     ):
         with pytest.raises(SystemExit) as wrong:
