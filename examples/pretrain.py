@@ -152,8 +152,8 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     cluster = {"nodes": 1, "gpus": 8} | recipe.get("cluster", {})
     nodes = environment.get("NNODES", str(cluster["nodes"]))
     gpus = environment.get("GPUS", str(cluster["gpus"]))
-    if "LAUNCH" in environment:
-        command = shlex.split(environment["LAUNCH"])
+    if launch := environment.get("LAUNCH"):
+        command = shlex.split(launch)
     elif dry_run:
         command = [sys.executable, *ENTRY]
         environment = {**environment, "WORLD_SIZE": str(int(nodes) * int(gpus))}

@@ -96,7 +96,7 @@ def gated_delta_rule(
     q, k, v = (chunked(x.float()) for x in (query * key_size**-0.5, key, value))
     b = chunked(beta.float().unsqueeze(-1))
     decayed = chunked(log_decay.double()).cumsum(-1)
-    same, untouched = _documents(starts, batch, length, chunk, key.device)
+    same, untouched = _documents(starts, length, chunk, key.device)
 
     between = (decayed.unsqueeze(-1) - decayed.unsqueeze(-2)).masked_fill(~same, float("-inf")).float().exp()
     since_start = decayed.float().exp() * untouched
@@ -121,7 +121,7 @@ def gated_delta_rule(
 
 
 def _documents(
-    starts: torch.Tensor | None, batch: int, length: int, chunk: int, device: torch.device
+    starts: torch.Tensor | None, length: int, chunk: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pairs of tokens in a chunk that see each other, and tokens that see the state from before the chunk.
 

@@ -13,26 +13,16 @@ from torch import Tensor
 
 from megatron_async.optim.param_groups import ROLES
 from megatron_async.optim.step import Piece, StepContext
-from megatron_async.platform.host import ReducedValues
+from megatron_async.platform.host import Reduced
 
 
-class PendingStatistics:
-    """Statistics of one batch, on their way over all ranks."""
-
-    def __init__(self, sums: Tensor, work: dist.Work | None) -> None:
-        self._values = ReducedValues(sums, work)
-
-    @property
-    def ready(self) -> bool:
-        return self._values.ready
-
-    def read(self) -> dict[str, Any]:
-        """Root mean squares: `update_rms` by role, `correction_rms` over all weights."""
-        *values, correction = self._values.read()
-        squares, counts = values[: len(ROLES)], values[len(ROLES) :]
-        sums = zip(ROLES, squares, counts, strict=True)
-        rms = {role: (square / count) ** 0.5 for role, square, count in sums if count}
-        return {"update_rms": rms, "correction_rms": (correction / max(1.0, sum(counts))) ** 0.5}
+def _roots(sums: list[float]) -> dict[str, Any]:
+    """Root mean squares: `update_rms` by role, `correction_rms` over all weights."""
+    *values, correction = sums
+    squares, counts = values[: len(ROLES)], values[len(ROLES) :]
+    by_role = zip(ROLES, squares, counts, strict=True)
+    rms = {role: (square / count) ** 0.5 for role, square, count in by_role if count}
+    return {"update_rms": rms, "correction_rms": (correction / max(1.0, sum(counts))) ** 0.5}
 
 
 class UpdateStatistics:
@@ -86,12 +76,10 @@ class UpdateStatistics:
             sums[-1] += applies * plain.sub_(param.detach()).square().sum()
         self._before, self._plain = [], []
 
-    def reduce(self, batch: int) -> PendingStatistics:
+    def reduce(self, batch: int) -> Reduced[dict[str, Any]]:
         """Sum over all ranks what was measured of a batch, without waiting. Collective."""
         sums = self._sums.pop(batch, None)
-        sums = self._zeros() if sums is None else sums
-        work = dist.all_reduce(sums, group=self._group, async_op=True) if self._group is not None else None
-        return PendingStatistics(sums, work)
+        return Reduced(self._zeros() if sums is None else sums, self._group, _roots)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(2 * len(ROLES) + 1, dtype=torch.float32, device=self._device)

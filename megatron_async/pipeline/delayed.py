@@ -56,7 +56,7 @@ class DelayedSteps:
             sends_in_flight=self._schedule.untaken_sends(self._stages),
             ring=self._schedule.chunks > 1,
         )
-        make_communicators(_groups_of_updates(training.model))
+        make_communicators(_groups_of_updates())
         self._cold = True
         self._training, self._context = training, groups.cp.size()
         self._executor = Executor(
@@ -151,7 +151,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
     return LAUNCHES[args.update_launch]
 
 
-def _groups_of_updates(model: Sequence[Any]) -> Iterator[dist.ProcessGroup | None]:
+def _groups_of_updates() -> Iterator[dist.ProcessGroup | None]:
     """Megatron's groups in which updates reduce, kind by kind."""
     yield mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
     yield mpu.get_data_parallel_group(with_context_parallel=True)

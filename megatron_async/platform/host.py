@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Copies of small values between host and device that do not synchronize the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,36 @@ class ReducedValues:
                 self._work.wait()
             self._host = HostValues(self._values)
         return self._host
+
+
+class Reduced[Shown]:
+    """Values that are reduced over ranks in the background.
+
+    Args:
+        values: 1-D tensor, reduced in place.
+        group: process group; None for one process.
+        show: the reduced values -> what `read` returns.
+        op: the reduction.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        show: Callable[[list[float]], Shown],
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    ) -> None:
+        work = dist.all_reduce(values, op=op, group=group, async_op=True) if group is not None else None
+        self._values, self._show = ReducedValues(values, work), show
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._values.ready
+
+    def read(self) -> Shown:
+        """What the values show. May wait."""
+        return self._show(self._values.read())
 
 
 class Pace:

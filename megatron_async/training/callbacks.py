@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from megatron_async.pipeline.update import UpdateReport
-from megatron_async.platform.host import ReducedValues
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
@@ -25,26 +23,6 @@ class Pending(Protocol):
 
     def read(self) -> Mapping[str, Any]:
         """The values by their names in the metrics file."""
-
-
-class Reduced:
-    """Base of pending values that are reduced over ranks in the background.
-
-    Args:
-        values: 1-D tensor, reduced in place.
-        group: process group; None for one process.
-        op: the reduction.
-    """
-
-    def __init__(
-        self, values: torch.Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> None:
-        work = dist.all_reduce(values, op=op, group=group, async_op=True) if group is not None else None
-        self._values = ReducedValues(values, work)
-
-    @property
-    def ready(self) -> bool:
-        return self._values.ready
 
 
 @dataclass(slots=True)

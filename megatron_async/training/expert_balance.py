@@ -20,7 +20,8 @@ from megatron_async.mcore.model import layers_with_experts, use_router_loss_trac
 from megatron_async.mcore.parallel import device
 from megatron_async.models.naming import layer_number as number_of
 from megatron_async.platform.groups import group_of_all
-from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
+from megatron_async.platform.host import Reduced
+from megatron_async.training.callbacks import Callback, CompletedBatch
 
 # --moe-router-load-balancing-type -> name of the loss in Megatron.
 _LOSSES = {
@@ -39,7 +40,7 @@ def router_losses(config: Any) -> list[str]:
     return [*names, "z_loss"] if config.moe_z_loss_coeff else names
 
 
-class PendingBalance(Reduced):
+class PendingBalance(Reduced[dict[str, Any]]):
     """The balance of one batch, summed over all ranks in the background.
 
     Args:
@@ -52,21 +53,21 @@ class PendingBalance(Reduced):
     def __init__(
         self, sums: torch.Tensor, group: dist.ProcessGroup | None, layers: Sequence[int], losses: Sequence[str]
     ) -> None:
-        super().__init__(sums, group)
+        super().__init__(sums, group, self._balance)
         self._layers, self._losses = layers, losses
 
-    def _rows(self) -> list[tuple[list[float], list[float]]]:
+    def _rows(self, values: list[float]) -> list[tuple[list[float], list[float]]]:
         """Losses and tokens of each layer."""
-        values, losses = self._values.read(), len(self._losses)
+        losses = len(self._losses)
         rows = batched(values, len(values) // len(self._layers))
         return [(list(row[:losses]), list(row[losses:])) for row in rows]
 
     @property
     def tokens(self) -> list[list[float]]:
         """Tokens of each expert, by layer."""
-        return [tokens for _, tokens in self._rows()]
+        return [tokens for _, tokens in self._rows(self._values.read())]
 
-    def read(self) -> dict[str, Any]:
+    def _balance(self, values: list[float]) -> dict[str, Any]:
         """Means of the losses over the layers, largest `expert_imbalance`, sum of `idle_experts`, `moe_layers`."""
         layers = [
             {
@@ -74,7 +75,7 @@ class PendingBalance(Reduced):
                 "expert_imbalance": max(tokens) * len(tokens) / sum(tokens) if any(tokens) else float("nan"),
                 "idle_experts": tokens.count(0.0),
             }
-            for losses, tokens in self._rows()
+            for losses, tokens in self._rows(values)
         ]
         return {
             **{name: sum(layer[name] for layer in layers) / len(layers) for name in self._losses},

@@ -5,33 +5,31 @@ import argparse
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from megatron_async.mcore.batch_sizes import BatchSizes
-from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
+from megatron_async.platform.host import Reduced
+from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.faults import LossSpikes, samples
 from megatron_async.training.log import Log, Row
 
 
-class PendingLoss(Reduced):
-    """The loss of a batch, summed over data-parallel ranks in the background.
+def pending_loss(parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Reduced[tuple[float, int]]:
+    """Token-weighted mean loss of a batch, and its number of tokens, padding left out.
 
     Args:
         parts: Megatron's report of each micro-batch: sum of token losses and number of tokens, [2].
         group: data-parallel group.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
-        super().__init__(sums, group if group.size() > 1 else None)
-
-    def read(self) -> tuple[float, int]:
-        """Token-weighted mean loss, and the number of tokens, padding left out. May wait."""
-        total, tokens = self._values.read()
+    def mean(sums: list[float]) -> tuple[float, int]:
+        total, tokens = sums
         return total / tokens if tokens else 0.0, round(tokens)
+
+    sums = torch.stack([part.view(-1) for part in parts]).double().sum(dim=0)
+    return Reduced(sums, group if group.size() > 1 else None, mean)
 
 
 class Metrics(Callback):
@@ -47,13 +45,13 @@ class Metrics(Callback):
 
     def __init__(self, args: argparse.Namespace, *, flops: float, group: dist.ProcessGroup, log: Log | None) -> None:
         self._args, self._flops, self._group, self._log = args, flops, group, log
-        self._losses: dict[int, PendingLoss] = {}
+        self._losses: dict[int, Reduced[tuple[float, int]]] = {}
         self._batches: deque[CompletedBatch] = deque()
         self._spikes = LossSpikes()
         self._sizes = BatchSizes.of(args)
 
     def on_losses(self, batch: int, losses: Sequence[dict[str, torch.Tensor]]) -> None:
-        self._losses[batch] = PendingLoss([part["lm loss"] for part in losses], self._group)
+        self._losses[batch] = pending_loss([part["lm loss"] for part in losses], self._group)
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
         self._batches.append(batch)
@@ -126,23 +124,6 @@ class Metrics(Callback):
         log.batch(row)
 
 
-class PendingLogit(Reduced):
-    """The largest attention logit of a batch over all ranks.
-
-    Args:
-        parts: largest logits of this rank's model chunks, any shape.
-        group: over all ranks; None for one process.
-    """
-
-    def __init__(self, parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-        lowest = parts[0].new_full((1,), -math.inf)  # for a rank without softmax attention
-        largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
-        super().__init__(largest, group, dist.ReduceOp.MAX)
-
-    def read(self) -> dict[str, Any]:
-        return {"max_attention_logit": self._values.read()[0]}
-
-
 class LargestLogit(Callback):
     """Logs `max_attention_logit` of each batch, before QK-clip.
 
@@ -155,4 +136,7 @@ class LargestLogit(Callback):
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if parts := [report.logits for report in batch.reports if report.logits is not None]:
-            batch.pending.append(PendingLogit(parts, self._group))
+            lowest = parts[0].new_full((1,), -math.inf)  # for a rank without softmax attention
+            largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
+            name = "max_attention_logit"
+            batch.pending.append(Reduced(largest, self._group, lambda found: {name: found[0]}, dist.ReduceOp.MAX))

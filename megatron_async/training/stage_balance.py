@@ -17,8 +17,9 @@ from megatron_async.planning.costs import CostModel
 from megatron_async.planning.parameters import Block, blocks
 from megatron_async.planning.split import Ends, on_ranks
 from megatron_async.planning.timing import BlockTime
+from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
-from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
+from megatron_async.training.callbacks import Callback, CompletedBatch
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
@@ -44,6 +45,12 @@ class Expected:
         known = balance.with_vocabulary(args)
         model = blocks(known)
         return cls(args, model, CostModel(known, devices.find(args.plan_device)).blocks(model))
+
+    def report(self, seconds: Sequence[float]) -> Mapping[str, Any]:
+        """Milliseconds of each stage, and a hint where one is slow, from the compute of each stage for a batch."""
+        values: dict[str, Any] = {"stage_compute_ms": [1000 * own for own in seconds]}
+        hint = self.hint(seconds) if min(seconds) > 0 else None
+        return values | ({"stage_hint": hint} if hint else {})
 
     def hint(self, seconds: Sequence[float]) -> str | None:
         """What to do about the slowest stage, from the compute of each stage for a batch.
@@ -79,27 +86,6 @@ def _slowest(times: Sequence[BlockTime], ends: Ends, stages: int) -> float:
     return max(sum(own.total for part in parts for own in part) for parts in on_ranks(times, ends, stages))
 
 
-class PendingStages(Reduced):
-    """Compute of each stage for a batch, of its slowest rank.
-
-    Args:
-        seconds: [stages], 0 for other stages.
-        group: of all ranks.
-        expected: for a hint.
-    """
-
-    def __init__(self, seconds: torch.Tensor, group: dist.ProcessGroup | None, expected: Expected) -> None:
-        super().__init__(seconds, group, dist.ReduceOp.MAX)
-        self._expected = expected
-
-    def read(self) -> Mapping[str, Any]:
-        """Milliseconds of each stage, and a hint where one is slow."""
-        seconds = self._values.read()
-        values: dict[str, Any] = {"stage_compute_ms": [1000 * own for own in seconds]}
-        hint = self._expected.hint(seconds) if min(seconds) > 0 else None
-        return values | ({"stage_hint": hint} if hint else {})
-
-
 class StageBalance(Callback):
     """Logs the compute of each stage every `--log-stage-balance` batches, the mean since the last time."""
 
@@ -120,4 +106,4 @@ class StageBalance(Callback):
         compute = self._timeline.seconds["F"] + self._timeline.seconds["B"]
         seconds[mpu.get_pipeline_model_parallel_rank()] = (compute - self._seen) / self._batches
         self._seen, self._batches = compute, 0
-        batch.pending.append(PendingStages(seconds, self._group, self._expected))
+        batch.pending.append(Reduced(seconds, self._group, self._expected.report, dist.ReduceOp.MAX))  # slowest ranks

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from megatron_async.mcore.parallel import device
-from megatron_async.platform.host import to_device
-from megatron_async.training.callbacks import Callback, CompletedBatch, Reduced
+from megatron_async.platform.host import Reduced, to_device
+from megatron_async.training.callbacks import Callback, CompletedBatch
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
@@ -25,26 +25,6 @@ _MEMORY = {
     "mem_max_allocated_bytes": "allocated_bytes.all.peak",
     "mem_allocated_count": "allocation.all.current",
 }
-
-
-class _Total(Reduced):
-    """A number that is summed over all ranks.
-
-    Args:
-        name: its name in the metrics file.
-        value: this rank's part, shape (1,).
-        group: over all ranks; None for one process.
-        finish: applied to the sum.
-    """
-
-    def __init__(
-        self, name: str, value: torch.Tensor, group: dist.ProcessGroup | None, finish: Callable[[float], Any]
-    ) -> None:
-        super().__init__(value, group)
-        self._name, self._finish = name, finish
-
-    def read(self) -> dict[str, Any]:
-        return {self._name: self._finish(self._values.read()[0])}
 
 
 class Totals(Callback):
@@ -66,15 +46,12 @@ class Totals(Callback):
 
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if self._squares is not None:
-            batch.pending.append(_Total("params_norm", self._squares(), self._group, math.sqrt))
+            batch.pending.append(
+                Reduced(self._squares(), self._group, lambda sums: {"params_norm": math.sqrt(sums[0])})
+            )
         if self._zeros is not None:
-            batch.pending.append(_Total("num_zeros", self._zeros(batch.number), self._group, round))
-
-
-class _Times(Reduced):
-    def read(self) -> dict[str, Any]:
-        names = ("forward_ms", "backward_ms", "update_ms")
-        return {name: 1000 * seconds for name, seconds in zip(names, self._values.read(), strict=True)}
+            zeros = self._zeros(batch.number)
+            batch.pending.append(Reduced(zeros, self._group, lambda sums: {"num_zeros": round(sums[0])}))
 
 
 class Times(Callback):
@@ -98,8 +75,13 @@ class Times(Callback):
             return
         before, self._seen = self._seen, [self._timeline.seconds[kind] for kind in "FBU"]
         means = [(now - then) / self._batches for now, then in zip(self._seen, before, strict=True)]
-        batch.pending.append(_Times(to_device(means, device()), self._group, dist.ReduceOp.MAX))
+        batch.pending.append(Reduced(to_device(means, device()), self._group, _times, dist.ReduceOp.MAX))
         self._batches = 0
+
+
+def _times(seconds: list[float]) -> dict[str, float]:
+    names = ("forward_ms", "backward_ms", "update_ms")
+    return {name: 1000 * own for name, own in zip(names, seconds, strict=True)}
 
 
 class WorldSize(Callback):

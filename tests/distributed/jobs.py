@@ -185,12 +185,12 @@ def observer(outcome: Outcome) -> Any:
     from megatron.core import mpu
 
     from megatron_async.training.callbacks import Callback, CompletedBatch
-    from megatron_async.training.metrics import PendingLoss
+    from megatron_async.training.metrics import pending_loss
 
     class Observer(Callback):
         def on_losses(self, batch: int, losses: Any) -> None:
             group = mpu.get_data_parallel_group(with_context_parallel=True)
-            outcome.losses.append(PendingLoss([part["lm loss"] for part in losses], group).read()[0])
+            outcome.losses.append(pending_loss([part["lm loss"] for part in losses], group).read()[0])
 
         def on_batch_end(self, batch: CompletedBatch) -> None:
             outcome.grad_norms.append(batch.grad_norm)

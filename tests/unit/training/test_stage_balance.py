@@ -2,14 +2,13 @@
 """Hints about slow stages, from measured times."""
 
 import pytest
-import torch
 
 from megatron_async import platform
 
 platform.activate("cpu")
 
 from megatron_async.config import arguments  # noqa: E402
-from megatron_async.training.stage_balance import Expected, PendingStages  # noqa: E402
+from megatron_async.training.stage_balance import Expected  # noqa: E402
 
 LINE = (
     "--device cpu --dry-run --model tiny --num-layers 12 --pipeline-model-parallel-size 4 --pipeline-schedule 2bw "
@@ -52,9 +51,9 @@ def test_runs_without_a_report(expected):
 
 
 def test_the_values_of_a_batch(expected):
-    read = PendingStages(torch.tensor([1.0, 1.0, 1.0, 1.5]).double(), None, expected()).read()
+    read = expected().report([1.0, 1.0, 1.0, 1.5])
     assert (
         read["stage_compute_ms"] == [1000.0, 1000.0, 1000.0, 1500.0] and "stage 3 is 50% slower" in read["stage_hint"]
     )
-    unknown = PendingStages(torch.zeros(4).double(), None, expected()).read()
+    unknown = expected().report([0.0] * 4)
     assert "stage_hint" not in unknown
