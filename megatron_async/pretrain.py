@@ -33,6 +33,8 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     if "--explain" in argv:
         return _explain([word for word in argv if word != "--explain"])
+    if value_of(argv, "--model") == "list":
+        return _list_presets()
     schedule = SCHEDULES.get(value_of(argv, "--pipeline-schedule") or "1f1b")
     tensor_parallel = value_of(argv, "--tensor-model-parallel-size") not in (None, "1")
     gpu.set_environment(one_queue=tensor_parallel and not (schedule and schedule.delayed))
@@ -51,8 +53,6 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
 
     from megatron_async.config import arguments
 
-    if value_of(argv, "--model") == "list":
-        return _list_presets()
     try:
         args = arguments.parse(argv)
     except arguments.ArgumentProblems as wrong:
@@ -72,8 +72,7 @@ def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
 
 def _compare_ranks(argv: Sequence[str]) -> Any:
     """Raise Differences on every rank of a run whose ranks differ; return the store of the job."""
-    listing = "list" in (value_of(argv, "--model"), value_of(argv, "--optimizer"))
-    trains = not listing and not {"--dry-run", "--help", "-h"} & set(argv)
+    trains = value_of(argv, "--optimizer") != "list" and not {"--dry-run", "--help", "-h"} & set(argv)
     if not trains or job.world_size() == 1:
         return None
     gpu_matters = value_of(argv, "--device") != "cpu"

@@ -12,14 +12,13 @@ from rich.table import Table
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.planning import memory, parameters
 from megatron_async.planning.estimate import Plan, plan
+from megatron_async.planning.units import amount, size
 from megatron_async.platform.job import ranges
 from megatron_async.schedules import StageCosts, make_schedule, simulate
 from megatron_async.schedules.render import to_json, to_text
 
 _WIDTH = 160
 _LARGEST_PICTURE = 48  # micro-batches of a timeline that still reads well
-_AMOUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,18 +58,6 @@ def as_json(args: argparse.Namespace, result: Plan) -> dict[str, Any]:
         "assumptions": result.assumptions,
         "arguments": arguments_as_json(args),
     }
-
-
-def amount(count: float) -> str:
-    """A number of parameters: 134.5M, 10.12B."""
-    unit, name = next((scale for scale in _AMOUNTS if count >= scale[0]), (1, ""))
-    return f"{count / unit:.4g}{name}"
-
-
-def size(count: float) -> str:
-    """A number of bytes: 3.2 GiB."""
-    unit, name = next((scale for scale in _SIZES if count >= scale[0]), (1, "B"))
-    return f"{count / unit:.{0 if unit == 1 else 1}f} {name}"
 
 
 def _parameter_table(args: argparse.Namespace, result: Plan) -> Table:

@@ -4,7 +4,7 @@
 from rich.table import Table
 
 from megatron_async.models.presets import PRESETS
-from megatron_async.planning.dry_run import amount
+from megatron_async.planning.units import amount
 
 
 def preset_table() -> Table:

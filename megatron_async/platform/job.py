@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 
 class Differences(ValueError):
     """Ranks differ in what must be equal; raised on every rank. `problems` has one line each."""
@@ -56,6 +54,8 @@ def compare(own: Rank, timeout: timedelta) -> Any:
         Differences: names ranks, hosts and values.
         TimeoutError: names the ranks that did not start in time.
     """
+    import torch.distributed as dist  # takes a second, which one process need not wait
+
     store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timeout)))
     prefix = "megatron_async/job/"
     keys = [f"{prefix}{other}" for other in range(ranks)]

@@ -41,6 +41,15 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"megatron-async \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
+def test_what_starts_no_run_imports_no_torch() -> None:
+    code = (
+        "import sys; from megatron_async import pretrain; from megatron_async.cli import plan; "
+        "print(pretrain.main(['--explain', '--lr']), pretrain.main(['--model', 'list']), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 0 False"
+
+
 def test_the_table_imports_nothing_that_takes_time() -> None:
     heavy = "import sys, megatron_async.cli.main; print({'torch', 'rich', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from megatron_async import platform, pretrain
+from megatron_async import pretrain
+from megatron_async.planning import units
 
 HYBRID = "--model moe-10b-hybrid-mini"
 
@@ -92,11 +93,8 @@ def test_more_devices_than_the_layout_needs(capsys, monkeypatch):
 
 
 def test_numbers_for_people():
-    platform.activate("cpu")
-    from megatron_async.planning import dry_run
-
-    assert [dry_run.amount(count) for count in (0, 999, 134_515_008, 10.12e9)] == ["0", "999", "134.5M", "10.12B"]
-    assert [dry_run.size(count) for count in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
+    assert [units.amount(count) for count in (0, 999, 134_515_008, 10.12e9)] == ["0", "999", "134.5M", "10.12B"]
+    assert [units.size(count) for count in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
 
 
 def test_the_correction_keeps_nothing_where_there_is_no_delay(capsys):
