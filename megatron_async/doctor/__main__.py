@@ -30,7 +30,7 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 def examine() -> list[job.Host]:
     """All hosts with their findings."""
     in_job, gpus = world_size() > 1, torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own = [*packages.findings(gpus), *devices.findings(), *host.findings(gpus, in_job)]
+    own = [*packages.findings(gpus), *devices.findings(gpus), *host.findings(gpus, in_job)]
     return job.gather(own) if in_job else [job.Host("this machine", tuple(own))]
 
 

@@ -21,10 +21,9 @@ _BF16 = (8, 0)
 _BLACKWELL = 10
 
 
-def findings() -> Iterator[Finding]:
-    """Findings about the GPUs of this host."""
+def findings(gpus: int) -> Iterator[Finding]:
+    """Findings about the GPUs of this host; `gpus`: how many torch finds."""
     driver = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         yield _no_gpu(driver)
     else:

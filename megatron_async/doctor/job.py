@@ -12,10 +12,14 @@ import torch
 import torch.distributed as dist
 
 from megatron_async.doctor.finding import Finding, unless
+from megatron_async.mcore import TESTED
+from megatron_async.platform.packages import OPTIONAL
 
 _ROUNDS = 5
 _ALLOWED_SKEW = 0.5
 """Seconds. Logs of the hosts, and the ages in the table of last actions, are compared by their clocks."""
+_ALIKE = ("python", "torch", *(package for package, *_ in TESTED), *(package.name for package in OPTIONAL))
+"""Checks whose findings must be equal on all hosts."""
 _TIMEOUT = timedelta(minutes=5)
 
 
@@ -100,7 +104,7 @@ def findings(hosts: Sequence[Host]) -> Iterator[Finding]:
     first = {finding.check: finding.found for finding in hosts[0].findings}
     for host in hosts[1:]:
         for finding in host.findings:
-            if finding.check in ("python", "torch", "megatron-core", "emerging-optimizers", "transformer-engine"):
+            if finding.check in _ALIKE:
                 same = finding.found == first.get(finding.check)
                 found = finding.found if same else f"{finding.found}; on {hosts[0].name}: {first.get(finding.check)}"
                 yield unless(

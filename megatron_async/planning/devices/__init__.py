@@ -1,6 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Devices as data: one TOML file each, with sources. `--plan-device` takes a name from here or the path of a file."""
 
+import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,11 +79,11 @@ def find(name: str) -> Device:
     problems = [f"{key.replace('_', '-')} is missing" for key in (*_TEXTS, *_NUMBERS, "flops") if key not in values]
     problems += [f"{key.replace('_', '-')} is unknown" for key in values if key not in Device.__slots__[1:]]
     for key in _NUMBERS:
-        if key in values and not (_is_number(values[key]) and values[key] > 0):
+        if key in values and not _is_positive(values[key]):
             problems.append(f"{key.replace('_', '-')} {values[key]!r}: must be a positive number")
     speeds = values.get("flops", {"bf16": 1.0})
-    if not isinstance(speeds, dict) or "bf16" not in speeds or not all(map(_is_number, speeds.values())):
-        problems.append("flops: must be a table of numbers with bf16")
+    if not isinstance(speeds, dict) or "bf16" not in speeds or not all(map(_is_positive, speeds.values())):
+        problems.append("flops: must be a table of positive numbers with bf16")
     if problems:
         raise ValueError(f"device {name}: {'; '.join(problems)}.")
     return Device(name=path.stem, **values)
@@ -89,11 +91,11 @@ def find(name: str) -> Device:
 
 def write(path: Path, device: Device) -> None:
     """Write a device file."""
-    texts = [f'{key.replace("_", "-")} = "{getattr(device, key)}"' for key in _TEXTS]
+    texts = [f"{key.replace('_', '-')} = {json.dumps(getattr(device, key), ensure_ascii=False)}" for key in _TEXTS]
     numbers = [f"{key.replace('_', '-')} = {getattr(device, key):.6g}" for key in _NUMBERS]
     speeds = [f"{key} = {value:.6g}" for key, value in device.flops.items()]
     write_atomically(path, "\n".join([*texts, *numbers, "", "[flops]", *speeds, ""]))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

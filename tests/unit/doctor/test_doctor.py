@@ -33,8 +33,6 @@ def gpus(monkeypatch):
 
     def pretend(count, capability=(9, 0), apart=(), driver="580.1"):
         cuda = SimpleNamespace(
-            is_available=lambda: count > 0,
-            device_count=lambda: count,
             get_device_properties=lambda number: SimpleNamespace(
                 name="Some GPU", major=capability[0], minor=capability[1]
             ),
@@ -45,7 +43,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(devices, "torch", SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(devices, "_nvidia_smi", lambda *arguments: TOPOLOGY if "topo" in arguments else driver)
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-        return lambda: {finding.check: finding for finding in devices.findings()}
+        return lambda: {finding.check: finding for finding in devices.findings(count)}
 
     return pretend
 

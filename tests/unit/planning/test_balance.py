@@ -2,6 +2,7 @@
 """`--pipeline-balance` and `--plan-device`: where they apply, what they choose, what they refuse."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,12 +206,16 @@ def test_every_device_file_is_complete_and_can_be_written(tmp_path: Path):
         known = devices.find(name)
         devices.write(tmp_path / f"{name}.toml", known)
         assert devices.find(str(tmp_path / f"{name}.toml")) == known
+    quoted = replace(known, name="quoted", description='a "new" device \\')
+    devices.write(tmp_path / "quoted.toml", quoted)
+    assert devices.find(str(tmp_path / "quoted.toml")) == quoted
     wrong = tmp_path / "wrong.toml"
-    wrong.write_text("efficiency = -1\ncores = 3\n[flops]\nfp32 = 1.0\n", encoding="utf-8")
+    wrong.write_text("efficiency = -1\ncores = 3\nmemory-bandwidth = inf\n[flops]\nfp32 = 1.0\n", encoding="utf-8")
     with pytest.raises(ValueError) as found:
         devices.find(str(wrong))
     for text in ("memory-gib is missing", "cores is unknown", "efficiency -1: must be a positive number", "with bf16"):
         assert text in str(found.value)
+    assert "memory-bandwidth inf: must be a positive number" in str(found.value)
 
 
 @pytest.mark.parametrize(("schedule", "stages", "chunks"), [("2bw", 4, 1), ("2bw-eager", 4, 1), ("wpipe", 2, 2)])
