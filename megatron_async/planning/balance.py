@@ -3,7 +3,6 @@
 
 import argparse
 import copy
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -12,15 +11,15 @@ from typing import Any
 
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.models import hybrid
-from megatron_async.planning import devices, memory, split
-from megatron_async.planning.activations import ActivationModel
+from megatron_async.planning import devices, split
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Block, Chunk, Stage, blocks, on_stages
+from megatron_async.planning.memory import StageMemory
+from megatron_async.planning.parameters import Block, blocks
 from megatron_async.planning.resolve import microbatches_of, pad_vocabulary
 from megatron_async.planning.split import Ends, cut, cut_pairs, on_ranks, option, places
 from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, stage_costs, table
-from megatron_async.schedules import SimulationResult, StageCosts, simulate
+from megatron_async.schedules import simulate
 from megatron_async.schedules.arguments import schedule_of
 
 GIVEN = "given"
@@ -248,80 +247,6 @@ def _neighbors(ends: Ends) -> Iterator[Ends]:
             moved[source] -= 1
             moved[target] += 1
             yield tuple(accumulate(moved))
-
-
-@lru_cache(maxsize=256)
-def occupancy(schedule: str, stages: int, microbatches: int) -> SimulationResult:
-    """What a schedule keeps alive on each stage; it depends on the order of actions alone."""
-    few = min(microbatches, 3 * stages)
-    made = table(schedule, stages, few, batches=3)
-    return simulate(made, StageCosts(1.0, 2.0))
-
-
-class StageMemory:
-    """Bytes of parts of the row of blocks on a rank of a stage."""
-
-    def __init__(self, args: argparse.Namespace, model: Sequence[Block]) -> None:
-        self._args, self._model = args, on_stages(args, model)
-        stages = args.pipeline_model_parallel_size
-        self._simulated = occupancy(args.pipeline_schedule, stages, max(1, microbatches_of(args)))
-        self._delays = [memory.chunk_delays(args, stage) for stage in range(stages)]
-        self._activations = ActivationModel.of(args, model)
-        self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
-        self._kept = list(accumulate(map(self._activations.in_flight, self._chunks), initial=0))
-        self._recomputed = [self._activations.working(chunk, False) for chunk in self._chunks]
-        self._logits = self._activations.working(Chunk((), ()), True)
-        self._fixed: dict[tuple[int, int], list[float]] = {}
-
-    def part(self, stage: int, start: int, end: int) -> float:
-        """Bytes of blocks [start, end) as the only chunk of a stage; sharded states are spread evenly."""
-        return self._bytes(stage, ((start, end),))
-
-    def largest(self, ends: Ends) -> int:
-        """Bytes of the fullest rank of a split."""
-        stages, rows = self._args.pipeline_model_parallel_size, places(ends)
-        if not self._args.use_layer_wise_distributed_optimizer:
-            return math.ceil(max(self._bytes(stage, rows[stage::stages]) for stage in range(stages)))
-
-        def held(stage: int) -> int:
-            chunks = tuple(self._chunk(*row) for row in rows[stage::stages])
-            sizes = memory.stage_bytes(self._args, Stage(chunks), stage, self._simulated, self._activations)
-            return sum(sizes.values())
-
-        return max(map(held, range(stages)))
-
-    def least(self) -> int:
-        """Bytes of the fullest stage in the split that needs the least."""
-        ends = cut(len(self._model), self._args.pipeline_model_parallel_size, self.part)
-        return 0 if ends is None else self.largest(ends)
-
-    def _bytes(self, stage: int, rows: Sequence[tuple[int, int]]) -> float:
-        """As `memory.stage_bytes`, from sums over blocks."""
-        fixed = 0.0
-        for (start, end), *key in zip(rows, self._simulated.weight_versions[stage], self._delays[stage], strict=True):
-            sums = self._fixed_sums(key[0], key[1])
-            fixed += sums[end] - sums[start]
-        kept = [self._kept[end] - self._kept[start] for start, end in rows]
-        logits = (self._logits if end == len(self._model) else 0 for _, end in rows)
-        working = [max(self._recomputed[slice(*row)]) + own for row, own in zip(rows, logits, strict=True)]
-        return fixed + memory.live_bytes(self._simulated.live_activations[stage], kept, working)
-
-    def _fixed_sums(self, versions: int, delay: int) -> list[float]:
-        """Sums of the bytes of the first blocks without activations; layers of one kind are counted once."""
-        if (versions, delay) not in self._fixed:
-            known: dict[Any, float] = {}
-            sizes = []
-            for own in self._chunks:
-                alike = tuple((one.role, one.shape, one.number, one.kind) for one in own.parameters)
-                if alike not in known:
-                    known[alike] = sum(memory.fixed(self._args, own.parameters, versions, delay).values())
-                sizes.append(known[alike])
-            self._fixed[versions, delay] = list(accumulate(sizes, initial=0.0))
-        return self._fixed[versions, delay]
-
-    def _chunk(self, start: int, end: int) -> Chunk:
-        layers = tuple(number - 1 for number in range(start, end) if 0 < number < len(self._model) - 1)
-        return Chunk(layers, tuple(own for block in self._model[start:end] for own in block.parameters))
 
 
 def would_fit(args: argparse.Namespace, model: Sequence[Block], limit: int) -> str:

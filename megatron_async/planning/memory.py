@@ -5,14 +5,19 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
 
 from megatron_async.optim import options, registry
 from megatron_async.optim.param_groups import MATRIX_ROLES, Assignment
 from megatron_async.planning.activations import ActivationModel
-from megatron_async.planning.parameters import Parameter, Stage
-from megatron_async.planning.resolve import width_of
+from megatron_async.planning.parameters import Block, Chunk, Parameter, Stage, on_stages
+from megatron_async.planning.resolve import microbatches_of, width_of
+from megatron_async.planning.split import Ends, cut, places
+from megatron_async.planning.timing import table
 from megatron_async.reference.delay import delay_of
-from megatron_async.schedules import SimulationResult
+from megatron_async.schedules import SimulationResult, StageCosts, simulate
 from megatron_async.schedules.arguments import schedule_of
 
 KINDS = {
@@ -26,6 +31,7 @@ KINDS = {
 }
 """Names in the JSON object, and headings in the table."""
 _FP32 = 4
+"""Bytes of a number."""
 
 
 def stage_bytes(
@@ -37,10 +43,8 @@ def stage_bytes(
     for chunk, count, delay in zip(stage.chunks, versions, delays, strict=True):
         for kind, size in fixed(args, chunk.parameters, count, delay).items():
             held[kind] += size
-    if args.use_layer_wise_distributed_optimizer:
+    if args.use_layer_wise_distributed_optimizer and not args.freeze_all_layers:
         held |= _largest_owner(args, stage, delays)
-    if args.freeze_all_layers:
-        held = dict.fromkeys(KINDS, 0.0) | {"weights": held["weights"]}
     last = index == args.pipeline_model_parallel_size - 1
     held["activations"] = live_bytes(
         simulated.live_activations[index],
@@ -64,6 +68,8 @@ def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: i
     """Bytes for parameters of a chunk, by kind, without activations; a sharded state is spread evenly."""
     weight = width_of(args)
     held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    if args.freeze_all_layers:
+        return held | {"weights": weight * sum(own.local for own in parameters)}
     ranks, expert_ranks = _owners(args)
     optimizers, delayed = options.assignment(args), delay > 0 or args.gradient_delay is not None
     for own in parameters:
@@ -122,3 +128,77 @@ def _correction(args: argparse.Namespace, own: Parameter, delay: int) -> int:
     if args.staleness_correction == "none" or (args.correct_matrices_only and own.role not in MATRIX_ROLES):
         return 0
     return own.local if (delay_of(args, own.name) if args.gradient_delay is not None else delay) > 0 else 0
+
+
+@lru_cache(maxsize=256)
+def _occupancy(schedule: str, stages: int, microbatches: int) -> SimulationResult:
+    """What a schedule keeps alive on each stage; it depends on the order of actions alone."""
+    few = min(microbatches, 3 * stages)
+    made = table(schedule, stages, few, batches=3)
+    return simulate(made, StageCosts(1.0, 2.0))
+
+
+class StageMemory:
+    """Bytes of parts of the row of blocks on a rank of a stage."""
+
+    def __init__(self, args: argparse.Namespace, model: Sequence[Block]) -> None:
+        self._args, self._model = args, on_stages(args, model)
+        stages = args.pipeline_model_parallel_size
+        self._simulated = _occupancy(args.pipeline_schedule, stages, max(1, microbatches_of(args)))
+        self._delays = [chunk_delays(args, stage) for stage in range(stages)]
+        self._activations = ActivationModel.of(args, model)
+        self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
+        self._kept = list(accumulate(map(self._activations.in_flight, self._chunks), initial=0))
+        self._recomputed = [self._activations.working(chunk, False) for chunk in self._chunks]
+        self._logits = self._activations.working(Chunk((), ()), True)
+        self._fixed: dict[tuple[int, int], list[float]] = {}
+
+    def part(self, stage: int, start: int, end: int) -> float:
+        """Bytes of blocks [start, end) as the only chunk of a stage; sharded states are spread evenly."""
+        return self._bytes(stage, ((start, end),))
+
+    def largest(self, ends: Ends) -> int:
+        """Bytes of the fullest rank of a split."""
+        stages, rows = self._args.pipeline_model_parallel_size, places(ends)
+        if not self._args.use_layer_wise_distributed_optimizer:
+            return math.ceil(max(self._bytes(stage, rows[stage::stages]) for stage in range(stages)))
+
+        def held(stage: int) -> int:
+            chunks = tuple(self._chunk(*row) for row in rows[stage::stages])
+            sizes = stage_bytes(self._args, Stage(chunks), stage, self._simulated, self._activations)
+            return sum(sizes.values())
+
+        return max(map(held, range(stages)))
+
+    def least(self) -> int:
+        """Bytes of the fullest stage in the split that needs the least."""
+        ends = cut(len(self._model), self._args.pipeline_model_parallel_size, self.part)
+        return 0 if ends is None else self.largest(ends)
+
+    def _bytes(self, stage: int, rows: Sequence[tuple[int, int]]) -> float:
+        """As `stage_bytes`, from sums over blocks."""
+        fixed = 0.0
+        for (start, end), *key in zip(rows, self._simulated.weight_versions[stage], self._delays[stage], strict=True):
+            sums = self._fixed_sums(key[0], key[1])
+            fixed += sums[end] - sums[start]
+        kept = [self._kept[end] - self._kept[start] for start, end in rows]
+        logits = (self._logits if end == len(self._model) else 0 for _, end in rows)
+        working = [max(self._recomputed[slice(*row)]) + own for row, own in zip(rows, logits, strict=True)]
+        return fixed + live_bytes(self._simulated.live_activations[stage], kept, working)
+
+    def _fixed_sums(self, versions: int, delay: int) -> list[float]:
+        """Sums of the bytes of the first blocks without activations; layers of one kind are counted once."""
+        if (versions, delay) not in self._fixed:
+            known: dict[Any, float] = {}
+            sizes = []
+            for own in self._chunks:
+                alike = tuple((one.role, one.shape, one.number, one.kind) for one in own.parameters)
+                if alike not in known:
+                    known[alike] = sum(fixed(self._args, own.parameters, versions, delay).values())
+                sizes.append(known[alike])
+            self._fixed[versions, delay] = list(accumulate(sizes, initial=0.0))
+        return self._fixed[versions, delay]
+
+    def _chunk(self, start: int, end: int) -> Chunk:
+        layers = tuple(number - 1 for number in range(start, end) if 0 < number < len(self._model) - 1)
+        return Chunk(layers, tuple(own for block in self._model[start:end] for own in block.parameters))

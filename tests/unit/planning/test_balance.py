@@ -191,6 +191,25 @@ def test_less_memory_gives_another_split(parsed):
     assert tight.bytes <= 0.85 * free.bytes and tight.ends[0] < free.ends[0]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--pipeline-schedule 2bw --bf16 --staleness-correction error-feedback --optimizer muon",
+        "--pipeline-schedule 2bw-eager --use-distributed-optimizer --bf16",
+        "--pipeline-schedule 2bw --optimizer muon --use-distributed-optimizer --bf16",
+        "--pipeline-schedule wpipe --untie-embeddings-and-output-weights --staleness-correction dc-asgd",
+        "--pipeline-schedule 2bw --freeze-all-layers",
+    ],
+)
+def test_a_split_needs_the_bytes_that_its_plan_has(parsed, more):
+    args = parsed(f"{TINY} {more} --pipeline-balance auto", 4)
+    model = blocks(args)
+    chosen = balance.choose(args, model, CostModel(args, H100).blocks(model))
+    assert balance.split_option(args, chosen.ends)[1] == str(args.pipeline_model_parallel_layout)
+    planned = max(sum(held.values()) for held in plan(args).bytes_by_kind)
+    assert chosen.bytes == pytest.approx(planned, abs=8)  # each kind is rounded up
+
+
 def test_idle_time_has_causes(parsed):
     few = plan(
         parsed(f"{HYBRID} --pipeline-model-parallel-size 4 --pipeline-schedule 1f1b --staleness-correction none", 64)
