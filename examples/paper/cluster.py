@@ -10,6 +10,9 @@ from examples import pretrain
 from examples.paper import plan, results
 from megatron_async import files, report
 
+MAX_SKIPS = 10
+"""Default of `--max-consecutive-skips`."""
+
 SCRIPT = """#!/usr/bin/env bash
 #SBATCH --job-name=paper
 #SBATCH --array=1-{count}
@@ -35,7 +38,9 @@ def collect(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Los
             path = losses.path.parent / "runs" / run.name / "metrics.jsonl"
             if losses(run) is None and path.exists():
                 metrics = report.read_metrics(path)
-                if results.is_complete(run, metrics):
+                # The run may go on: one skipped update is not its end.
+                skips = int(run.options.get("max-consecutive-skips", MAX_SKIPS))
+                if results.is_complete(run, metrics, skips=skips):
                     losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
 
 

@@ -57,11 +57,16 @@ class Losses:
         files.write_atomically(self.path, "".join(files.json_line(row) for row in self._rows.values()))
 
 
-def is_complete(run: plan.Run, metrics: report.Metrics) -> bool:
-    """Whether a run has its last evaluation, or ended because its gradients were not finite."""
+def is_complete(run: plan.Run, metrics: report.Metrics, *, skips: int = 1) -> bool:
+    """Whether a run has its last evaluation, or ended because its gradients were not finite.
+
+    Args:
+        skips: updates that the run skipped at its end; one is enough for a run that is known to be over.
+    """
     if metrics.validation and metrics.validation[-1]["iteration"] == int(run.options["train-iters"]):
         return True
-    return bool(metrics.training) and bool(metrics.training[-1]["skipped"])
+    last = metrics.training[-skips:]
+    return len(last) == skips and all(row["skipped"] for row in last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 import multiprocessing
 from collections.abc import Sequence
 
-from tests.distributed.jobs import Outcome, changed_data, observer, whole_corpus
+from tests.distributed.jobs import Outcome, changed_data, observer, weights_of, whole_corpus
 
 RUN = (
     "--device cpu --seq-length 24 --max-position-embeddings 24 --micro-batch-size 1 --global-batch-size 4 "
@@ -18,18 +18,14 @@ RUN = (
 
 def train(arguments: Sequence[str]) -> Outcome:
     """Train what `--model` among the arguments names."""
-    from megatron.core.utils import unwrap_model
-
     from megatron_async.config import arguments as command_line
-    from megatron_async.models.naming import global_names
     from megatron_async.training import run
 
     outcome = Outcome()
     with whole_corpus():
         loop = run.build(command_line.parse([*RUN, *arguments]), callbacks=[observer(outcome)])
     loop.run()
-    for chunk in unwrap_model(loop.model):
-        outcome.weights |= {name: param.detach().float().numpy().copy() for name, param in global_names(chunk)}
+    outcome.weights = weights_of(loop.model)
     run.close()
     return outcome
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.jobs import BASE, Outcome, changed_data, observer, staller, train
+from tests.distributed.jobs import BASE, Outcome, changed_data, observer, staller, train, weights_of
 
 
 def problems(command_lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -46,12 +46,9 @@ def train_with_a_bad_gradient(
 ) -> tuple[Outcome, list[bool]]:
     """Train with a loss that is not a number in one batch; also, for each batch, whether its update left every tensor
     of the optimizers' state as it was. Before every action, sleep up to `sleep_ms`."""
-    from megatron.core.utils import unwrap_model
-
     from megatron_async.config import arguments as command_line
     from megatron_async.mcore.optimizer import inner_optimizers
     from megatron_async.models import gpt
-    from megatron_async.models.naming import global_names
     from megatron_async.training import run
     from megatron_async.training.callbacks import Callback, CompletedBatch
 
@@ -91,8 +88,7 @@ def train_with_a_bad_gradient(
         callbacks = [observer(outcome), StateWatcher(), *([staller(sleep_ms)] if sleep_ms else [])]
         loop = run.build(args, callbacks=callbacks)
         loop.run()
-        for chunk in unwrap_model(loop.model):
-            outcome.weights |= {name: param.detach().numpy().copy() for name, param in global_names(chunk)}
+        outcome.weights = weights_of(loop.model)
         run.close()
     finally:
         gpt.loss = original

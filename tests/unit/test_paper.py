@@ -23,7 +23,7 @@ from examples.paper import cluster, downstream, equal_time, execute, plan, resul
 from examples.paper import run as command  # noqa: E402
 from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
-from megatron_async.files import JsonLines  # noqa: E402
+from megatron_async.files import JsonLines, json_line  # noqa: E402
 
 TABLES = sorted(path.stem for path in (plan.FOLDER / "tables").glob("*.toml"))
 TOY = plan.read_scale("toy", quick=True, pipelines=False)
@@ -363,6 +363,20 @@ def test_an_unfinished_run_is_not_complete():
     first = plan.known_runs(plan.read_table("table1"), TOY, made_up)[0]
     half = report.parse_metrics('{"iteration": 5, "lm_loss": 3.0, "skipped": 0}\n{"iteration": 5, "valid_loss": 3.0}\n')
     assert not results.is_complete(first, half)
+
+
+def test_a_skipped_update_of_a_run_that_goes_on_is_not_its_end(tmp_path):
+    """A cluster's runs are collected while they run; ten skipped updates in a row end one."""
+    table, scale = plan.read_table("table1"), TOY
+    first = plan.known_runs(table, scale, made_up)[0]
+    losses = results.Losses(tmp_path / "losses.jsonl")
+    file = tmp_path / "runs" / first.name / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    rows = [{"iteration": step, "lm_loss": 3.0, "iteration_ms": 2.0, "skipped": int(step > 5)} for step in range(1, 16)]
+    for last, collected in ((6, False), (14, False), (15, True)):
+        file.write_text("".join(map(json_line, rows[:last])))
+        cluster.collect([table], scale, losses)
+        assert (losses(first) is not None) == collected
 
 
 def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, monkeypatch):
