@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,10 @@ def differences(result: Any, expected: Any) -> list[str]:
         for name in expected_tensors.keys() | tensors.keys()
         if name not in tensors or not np.array_equal(tensors[name], expected_tensors.get(name))
     ]
-    return found + ([] if rows == expected_rows else ["the metrics files differ"])
+    for row, right in zip_longest(rows, expected_rows):
+        if row != right:
+            return [*found, f"the metrics files differ, first in {row} in place of {right}"]
+    return found
 
 
 def _rank(environment: dict[str, str], argv: list[str], folder: Path) -> None:

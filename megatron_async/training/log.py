@@ -50,12 +50,15 @@ class MetricsFile(JsonLines):
         path: the file.
         resumed_from: completed batches before this run; later rows are dropped.
         config: first line of a new file.
+        complete: whether these are all batches of the run. Its test loss, after the last checkpoint, is written again.
     """
 
-    def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any], *, complete: bool = False) -> None:
         file = Path(path)
         before = read_json_lines(file) if resumed_from and file.exists() else []
         rows = [row for row in before if row.get("iteration", 0) <= resumed_from]
+        if complete:
+            rows = [row for row in rows if row.get("iteration") != resumed_from or "test_loss" not in row]
         super().__init__(file, rows or [{"config": config}])
 
 

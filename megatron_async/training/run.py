@@ -290,7 +290,8 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         config = {"arguments": arguments_as_json(args), "versions": versions()}
         # An evaluation alone adds to the file of a run that may have gone further.
         completed = sys.maxsize if args.skip_train else args.iteration
-        file = MetricsFile(args.metrics_file, completed, config) if args.metrics_file else None
+        complete = completed == args.train_iters
+        file = MetricsFile(args.metrics_file, completed, config, complete=complete) if args.metrics_file else None
         log = Log(args, metrics_file=file, writer=writers.tensorboard(args), wandb=get_wandb_writer())
     return Metrics(
         args, flops=_flops_of_batch(args), group=mpu.get_data_parallel_group(with_context_parallel=True), log=log

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_async.files import read_json_lines
+from megatron_async.files import json_line, read_json_lines
 from tests.distributed.jobs import BASE
 from tests.distributed.test_resume import PP2_2BW, resume, train
 
@@ -77,6 +77,20 @@ def test_an_evaluation_alone_is_that_of_the_training_run(pool, tmp_path, layout)
     (valid, test) = after[len(before) :]
     assert valid == {"iteration": 2, "valid_loss": pytest.approx(rows(file, "valid_loss")[0][1], rel=1e-6)}
     assert test["iteration"] == 2 and 0 < test["test_loss"] < 10
+
+
+def test_a_complete_run_that_is_started_again_adds_nothing(pool, tmp_path):
+    """As after a kill in the evaluation of the test set, which follows the last checkpoint."""
+    file = tmp_path / "metrics.jsonl"
+    saved = f"--save {tmp_path} --load {tmp_path} --save-interval 2 --metrics-file {file}"
+    recipe = f"{PP2_2BW} --optimizer adam --eval-iters 1 --eval-interval 2 --train-iters 2 --lr-warmup-iters 0 {saved}"
+    train(pool, recipe, 2)
+    before = read_json_lines(file)
+    assert "test_loss" in before[-1]
+    for there in (before, before[:-1]):
+        file.write_text("".join(map(json_line, there)))
+        train(pool, recipe, 2)
+        assert read_json_lines(file) == before
 
 
 def test_a_late_start_of_evaluations(pool, tmp_path):

@@ -29,6 +29,19 @@ def test_a_resumed_file_has_no_gap_and_no_double(tmp_path):
     assert rows(path) == [{"config": {"seed": 1}}, *({"iteration": number} for number in (1, 2, 3, 4))]
 
 
+def test_the_test_loss_of_a_complete_run_is_written_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(str(path), 0, {})
+    losses = [{"iteration": 1, "test_loss": 3.0}, {"iteration": 2, "lm_loss": 2.0}, {"iteration": 2, "test_loss": 2.5}]
+    for row in losses:
+        file.write(row)
+    file.close()
+    MetricsFile(str(path), 2, {}, complete=False).close()  # the run goes on: what it was at its end stays
+    assert rows(path)[1:] == losses
+    MetricsFile(str(path), 2, {}, complete=True).close()
+    assert rows(path)[1:] == losses[:2]
+
+
 def test_phases():
     phases = Phases(2, 6)
     assert [phases.synchronous(batch) for batch in range(8)] == [True, True, False, False, False, False, True, True]
