@@ -86,18 +86,27 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             f"--pipeline-schedule {definition.name} needs "
             f"{definition.chunks} for each of --pipeline-model-parallel-size {stages} = {chunks}. Separate them with |."
         )
-    sizes = {
-        "--tensor-model-parallel-size": args.tensor_model_parallel_size,
-        "--pipeline-model-parallel-size": stages,
-        "--context-parallel-size": args.context_parallel_size,
-    }
-    product = math.prod(sizes.values())
-    if product < 1 or args.world_size % product != 0:
-        terms = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
-        yield (
-            f"{args.world_size} process(es) cannot be divided among {terms} = {product}. Start a multiple of {product} "
-            "processes (torchrun --nproc-per-node), or change a parallel size."
-        )
+    yield from _processes(args)
+
+
+def _processes(args: argparse.Namespace) -> Iterator[str]:
+    """The number of processes is a multiple of those that hold the model, and of those that hold its experts."""
+    tensor = args.tensor_model_parallel_size
+    stages = {"--pipeline-model-parallel-size": args.pipeline_model_parallel_size}
+    layouts = [
+        {"--tensor-model-parallel-size": tensor, **stages, "--context-parallel-size": args.context_parallel_size}
+    ]
+    if args.num_experts is not None:
+        experts = {"--expert-model-parallel-size": args.expert_model_parallel_size}
+        layouts += [{"--expert-tensor-parallel-size": args.expert_tensor_parallel_size or tensor, **stages, **experts}]
+    for sizes in layouts:
+        product = math.prod(sizes.values())
+        if product < 1 or args.world_size % product != 0:
+            terms = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
+            yield (
+                f"{args.world_size} process(es) cannot be divided among {terms} = {product}. Start a multiple of "
+                f"{product} processes (torchrun --nproc-per-node), or change a parallel size."
+            )
 
 
 def _hardware_queues(args: argparse.Namespace) -> Iterator[str]:

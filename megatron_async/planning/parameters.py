@@ -25,6 +25,10 @@ from megatron_async.optim.param_groups import KINDS, MATRIX_ROLES, classify, lay
 
 SUBLAYERS = ("attention", "linear_attention", "mamba", "feed_forward", "experts")
 """Kinds of parameters that tell the sublayers of a layer: mixers and blocks."""
+
+_BEYOND_LOCAL = ("persist_layer_norm", "layernorm_zero_centered_gamma", "sequence_parallel", "moe_permute_fusion")
+"""Settings of a TransformerConfig that change no parameter: torch's LayerNorm refuses three, the last wants a GPU."""
+
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
@@ -130,6 +134,10 @@ def blocks(args: argparse.Namespace) -> list[Block]:
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.gradient_accumulation_fusion = False  # needs Apex, and no gradient is computed
         config.transformer.perform_initialization = False
+        for setting in _BEYOND_LOCAL:
+            setattr(config.transformer, setting, False)
+        if args.multi_latent_attention and args.q_lora_rank is None:
+            config.transformer.qk_layernorm = False  # local layers have no norm of queries without a latent
         if config.position_embedding_type != "learned_absolute":  # others have no parameters, and are slow to make
             config.position_embedding_type = "none"
         model = build_model(config, ProcessGroupCollection.use_mpu_process_groups(), None)

@@ -50,6 +50,10 @@ WRONG = {
     "warm-up longer than the run": ("--lr-warmup-iters 6", ["--lr-warmup-iters 6", "less than"]),
     "GPU wanted": ("--device cuda", ["--device cuda", "no usable CUDA device"]),
     "processes do not fit": ("--tensor-model-parallel-size 3", ["2 process(es)", "= 6"]),
+    "processes do not fit the experts": (
+        "--num-experts 4 --moe-ffn-hidden-size 32 --expert-model-parallel-size 2",
+        ["2 process(es)", "--expert-tensor-parallel-size 1", "--expert-model-parallel-size 2 = 4"],
+    ),
     "context parallel": ("--context-parallel-size 2", ["--context-parallel-size 2", "untested"]),
     "bias of filled experts": (
         "--num-experts 4 --moe-router-score-function sigmoid --moe-router-enable-expert-bias "

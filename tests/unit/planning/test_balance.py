@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """`--pipeline-balance` and `--plan-device`: where they apply, what they choose, what they refuse."""
 
+import argparse
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,27 @@ def parsed(monkeypatch):
         return arguments.parse(["--device", "cpu", "--plan-device", device, *words.split(), "--dry-run"])
 
     return parse
+
+
+def test_layer_norms_of_gpus_are_counted_too(parsed):
+    """torch's LayerNorm refuses what Transformer Engine's can do; the model of a plan is built from torch's layers."""
+    args = parsed(
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+        "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1000"
+    )
+    assert args.normalization == "LayerNorm"
+    on_gpus = {"sequence_parallel": True, "apply_layernorm_1p": True, "no_persist_layer_norm": False}
+    assert blocks(argparse.Namespace(**vars(args) | on_gpus | {"persist_layer_norm": True})) == blocks(args)
+
+
+def test_norms_of_queries_without_a_latent_are_left_out(parsed):
+    """Only Transformer Engine's layers have them."""
+    words = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+        "--normalization RMSNorm --micro-batch-size 1 --global-batch-size 8 --vocab-size 1000 --multi-latent-attention"
+    )
+    args = parsed(words)
+    assert blocks(argparse.Namespace(**vars(args) | {"qk_layernorm": True})) == blocks(args)
 
 
 def problems(parsed, words: str) -> str:
