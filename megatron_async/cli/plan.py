@@ -4,9 +4,10 @@ r"""The fastest layouts of a run on a number of devices: memory, time, what keep
 megatron-async plan --devices 64 -- --model moe-10b-hybrid --bf16 --optimizer muon --global-batch-size 512 \
     --staleness-correction error-feedback
 
-Arguments after "--" are those of megatron_async.pretrain without the layout. Every tensor, pipeline, expert and data
-parallel size is tried, every schedule that fits the model, micro-batch sizes and full recomputation (those that the run
-gives are kept), each with balanced stages. Several numbers of devices get the best layouts of each schedule.
+Arguments after "--" are those of megatron_async.pretrain without the layout. The search tries every pipeline, tensor,
+expert and data parallel size, schedule, micro-batch size and full recomputation, each with balanced stages. It keeps a
+micro-batch size and a recomputation that the run gives; --schedules replaces the run's --pipeline-schedule. For several
+numbers of devices the table has the best layout of each schedule.
 
 megatron-async plan --measure my-device.toml    describes this machine's device, for --plan-device
 """
@@ -41,6 +42,8 @@ _LAYOUT = (
     "pipeline_balance",
     *split.ARGUMENTS,
 )
+_SCHEDULES = [name for name, own in SCHEDULES.items() if not own.update_per_microbatch]
+"""Schedules with batches of several micro-batches."""
 _OF_DELAYED = ("--correction-strength", "--correct-matrices-only", "--sync-start-iters", "--sync-cooldown-iters")
 """Options that synchronous schedules refuse, beside --staleness-correction."""
 _WIDTH = 190
@@ -58,15 +61,22 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--devices", type=int, nargs="+", metavar="N", help="devices of a job; several plan several jobs"
     )
-    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules (default: all that fit the model)")
     parser.add_argument(
-        "--plan-device", default=devices.DEFAULT, help=f"{', '.join(devices.NAMES)} or a file (default: %(default)s)"
+        "--schedules", nargs="+", choices=_SCHEDULES, help="schedules (default: all that fit the model)"
+    )
+    parser.add_argument(
+        "--plan-device",
+        metavar="DEVICE",
+        default=devices.DEFAULT,
+        help=f"{', '.join(devices.NAMES)} or a file (default: %(default)s)",
     )
     parser.add_argument(
         "--tensor", type=int, nargs="+", metavar="N", default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)"
     )
-    parser.add_argument("--largest-pipeline", type=int, default=16, help="most stages to try (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=20, help="rows of the table (default: %(default)s)")
+    parser.add_argument(
+        "--largest-pipeline", type=int, metavar="P", default=16, help="most stages to try (default: %(default)s)"
+    )
+    parser.add_argument("--rows", type=int, metavar="N", default=20, help="rows of the table (default: %(default)s)")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
     options = parser.parse_args(own)
     flags = {f"--{name.replace('_', '-')}" for name in _LAYOUT} & {word.partition("=")[0] for word in run}
@@ -207,7 +217,8 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
         micro_batches=[1, 2, 4, 8] if given is None else [base.micro_batch_size],
         recompute=[False, True] if base.recompute_granularity is None else [False],
     )
-    schedules = options.schedules or _schedules(base)
+    tied = not base.untie_embeddings_and_output_weights
+    schedules = options.schedules or [name for name in _SCHEDULES if SCHEDULES[name].tied_embeddings or not tied]
     device = options.device
     speed = device.speed(precision_of(base)) / 1e12
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
@@ -244,14 +255,6 @@ def _first_of_each(outcomes: "Sequence[Outcome]") -> "list[Outcome]":
     for own in outcomes:
         best.setdefault(own.layout.schedule, own)
     return list(best.values())
-
-
-def _schedules(base: argparse.Namespace) -> list[str]:
-    """Schedules that train the model as it is."""
-    tied = not base.untie_embeddings_and_output_weights
-    return [
-        name for name, own in SCHEDULES.items() if not own.update_per_microbatch and (own.tied_embeddings or not tied)
-    ]
 
 
 if __name__ == "__main__":

@@ -68,9 +68,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="megatron-async timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     delayed = [name for name, own in SCHEDULES.items() if not own.megatron and not own.update_per_microbatch]
-    parser.add_argument("--trace", type=Path, required=True, help="file that a run wrote with --trace-file")
+    parser.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE", help="file that a run wrote with --trace-file"
+    )
     parser.add_argument("--schedule", choices=delayed, required=True, help="schedule of the run")
-    parser.add_argument("--output", type=Path, default=Path("timeline.png"), help="picture (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", default=Path("timeline.png"), help="picture (default: %(default)s)"
+    )
     return parser.parse_args(argv)
 
 
@@ -80,11 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spans = read_trace(options.trace)
         costs = measured_costs(spans, SCHEDULES[options.schedule].chunks)
-        batches = sorted({span.batch for span in spans})
-        count = {
-            span.number for span in spans if (span.rank, span.kind, span.batch, span.chunk) == (0, "F", batches[-1], 0)
-        }
-        stages, microbatches = len(costs), len(count)
+        batches = {span.batch for span in spans}
+        forward = 0, "F", 0, max(batches)
+        stages = len(costs)
+        microbatches = sum((span.rank, span.kind, span.chunk, span.batch) == forward for span in spans)
         if problems := schedule_problems(options.schedule, stages=stages, microbatches=microbatches, batches=BATCHES):
             raise ValueError(f"not a trace of {options.schedule}: {'; '.join(problems)}")
     except (OSError, ValueError, KeyError) as error:
