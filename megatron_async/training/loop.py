@@ -142,7 +142,11 @@ class Loop:
         try:
             status = self._train()
         except BaseException as error:
-            self.end(complete=isinstance(error, JointError | TrainingFault))  # all ranks raise these together
+            try:
+                if isinstance(error, TrainingFault):
+                    self.checkpoints.finish()  # the process ends, and with it the thread that writes
+            finally:
+                self.end(complete=isinstance(error, JointError | TrainingFault))  # all ranks raise these together
             raise
         finally:
             self.checkpoints.close()

@@ -36,6 +36,7 @@ class StopRequests:
         self._process = os.getpid()
         self._deadline: float | None = None
         self._signaled: float | None = None
+        self._signals: set[int] = set()
         self.limit(minutes)
         for number in signals:
             self.listen(number)
@@ -43,6 +44,7 @@ class StopRequests:
     def listen(self, number: int) -> None:
         """Handle this signal as a request."""
         signal.signal(number, self._note)
+        self._signals.add(number)
 
     def limit(self, minutes: float | None) -> None:
         """Set the time limit in minutes from now; None keeps it."""
@@ -55,8 +57,8 @@ class StopRequests:
         return self._signaled is not None or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def ignore(self) -> None:
-        """Ignore signals while the run ends, so that a launcher cannot change the exit status."""
-        for number in ALWAYS:
+        """Ignore the signals while the run ends, so that nobody can change the exit status."""
+        for number in self._signals:
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megatron_async.pipeline.links import LinkFailure, _wait
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training.callbacks import CompletedBatch
-from megatron_async.training.faults import LossSpikes, SkippedUpdates, samples
+from megatron_async.training.faults import LossSpikes, SkippedUpdates, TrainingFault, samples
+from megatron_async.training.loop import Loop
 from megatron_async.training.signals import StopRequests
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,6 +97,43 @@ def test_a_signal_is_noted_and_one_passed_on_again_is_the_same():
         assert stops.requested
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_run_that_ends_ignores_every_signal_that_it_listened_to():
+    """`--exit-signal SIGUSR2` too."""
+    numbers = signal.SIGUSR1, signal.SIGUSR2
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        stops = StopRequests([signal.SIGUSR1])
+        stops.listen(signal.SIGUSR2)
+        stops.ignore()
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN] * 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TrainingFault("replicas differ"), ["finish", "end True", "close"]),
+        (RuntimeError("this rank alone"), ["end False", "close"]),
+    ],
+)
+def test_a_checkpoint_in_the_background_is_finished_before_all_ranks_end(error, expected):
+    seen: list[str] = []
+    loop = Loop.__new__(Loop)
+    loop.callbacks = ()
+    loop.checkpoints = SimpleNamespace(finish=lambda: seen.append("finish"), close=lambda: seen.append("close"))
+    loop.end = lambda *, complete=True: seen.append(f"end {complete}")
+
+    def fail() -> int:
+        raise error
+
+    loop._train = fail
+    with pytest.raises(type(error)):
+        loop.run()
+    assert seen == expected
 
 
 def test_a_second_signal_ends_the_process():
