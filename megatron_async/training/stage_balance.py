@@ -19,10 +19,10 @@ from megatron_async.planning.split import Ends, on_ranks
 from megatron_async.planning.timing import BlockTime
 from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
-from megatron_async.training.callbacks import Callback, CompletedBatch
+from megatron_async.training.callbacks import PeriodicTimes
 
 if TYPE_CHECKING:
-    from megatron_async.training.loop import Loop
+    pass
 
 SLOW = 0.05
 """Share by which a stage must be slower than the mean of the others for a hint."""
@@ -86,24 +86,15 @@ def _slowest(times: Sequence[BlockTime], ends: Ends, stages: int) -> float:
     return max(sum(own.total for part in parts for own in part) for parts in on_ranks(times, ends, stages))
 
 
-class StageBalance(Callback):
+class StageBalance(PeriodicTimes):
     """Logs the compute of each stage every `--log-stage-balance` batches, the mean since the last time."""
 
     def __init__(self, expected: Expected, group: dist.ProcessGroup | None) -> None:
+        super().__init__(expected.args.log_stage_balance)
         self._expected, self._group = expected, group
-        self._interval = expected.args.log_stage_balance
-        self._seen, self._batches = 0.0, 0
 
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._timeline = loop.timeline
-
-    def on_batch_end(self, batch: CompletedBatch) -> None:
-        self._batches += 1
-        if batch.iteration % self._interval:
-            return
+    def reduce(self, seconds: Mapping[str, float]) -> Reduced[Mapping[str, Any]]:
         stages = self._expected.args.pipeline_model_parallel_size
-        seconds = torch.zeros(stages, dtype=torch.float64, device=device())
-        compute = self._timeline.seconds["F"] + self._timeline.seconds["B"]
-        seconds[mpu.get_pipeline_model_parallel_rank()] = (compute - self._seen) / self._batches
-        self._seen, self._batches = compute, 0
-        batch.pending.append(Reduced(seconds, self._group, self._expected.report, dist.ReduceOp.MAX))  # slowest ranks
+        computed = torch.zeros(stages, dtype=torch.float64, device=device())
+        computed[mpu.get_pipeline_model_parallel_rank()] = seconds["F"] + seconds["B"]
+        return Reduced(computed, self._group, self._expected.report, dist.ReduceOp.MAX)  # of the slowest ranks

@@ -4,7 +4,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron_async.mcore.parallel import device
 from megatron_async.platform.host import Reduced, to_device
-from megatron_async.training.callbacks import Callback, CompletedBatch
+from megatron_async.training.callbacks import Callback, CompletedBatch, PeriodicTimes
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
@@ -54,7 +54,7 @@ class Totals(Callback):
             batch.pending.append(Reduced(zeros, self._group, lambda sums: {"num_zeros": round(sums[0])}))
 
 
-class Times(Callback):
+class Times(PeriodicTimes):
     """Logs a batch's time of forwards, backwards and update: the mean since the last time, of the slowest rank in each.
 
     Args:
@@ -63,20 +63,11 @@ class Times(Callback):
     """
 
     def __init__(self, interval: int, group: dist.ProcessGroup | None) -> None:
-        self._interval, self._group = interval, group
-        self._seen, self._batches = [0.0, 0.0, 0.0], 0
+        super().__init__(interval)
+        self._group = group
 
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._timeline = loop.timeline
-
-    def on_batch_end(self, batch: CompletedBatch) -> None:
-        self._batches += 1
-        if batch.iteration % self._interval:
-            return
-        before, self._seen = self._seen, [self._timeline.seconds[kind] for kind in "FBU"]
-        means = [(now - then) / self._batches for now, then in zip(self._seen, before, strict=True)]
-        batch.pending.append(Reduced(to_device(means, device()), self._group, _times, dist.ReduceOp.MAX))
-        self._batches = 0
+    def reduce(self, seconds: Mapping[str, float]) -> Reduced[dict[str, float]]:
+        return Reduced(to_device([seconds[kind] for kind in "FBU"], device()), self._group, _times, dist.ReduceOp.MAX)
 
 
 def _times(seconds: list[float]) -> dict[str, float]:

@@ -6,9 +6,8 @@ reorders rows. No number changes, so a round trip is bit-equal.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -82,74 +81,77 @@ def _delta_net(weight: torch.Tensor, model: Architecture) -> Tensors:
     return torch.cat(by_head[:4], dim=1).flatten(0, 1), torch.cat(by_head[4:], dim=1).flatten(0, 1)
 
 
-def _feed_forward(megatron: str, there: str) -> dict[str, tuple[Any, ...]]:
+_CUTS: dict[str, Split] = {"linear_qkv": _attention, "in_proj": _delta_net, "linear_fc1": _gate_and_up}
+"""Modules whose weights have several counterparts."""
+
+
+def _feed_forward(megatron: str, there: str) -> dict[str, str]:
     return {
-        f"{megatron}.linear_fc1.weight": (_gate_and_up, f"{there}.gate_proj.weight", f"{there}.up_proj.weight"),
-        f"{megatron}.linear_fc2.weight": (_whole, f"{there}.down_proj.weight"),
+        f"{megatron}.linear_fc1.weight": f"{there}.gate_proj.weight {there}.up_proj.weight",
+        f"{megatron}.linear_fc2.weight": f"{there}.down_proj.weight",
     }
 
 
-# Megatron's name: how it is cut, Hugging Face's names.
-_MODEL: dict[str, tuple[Any, ...]] = {
-    "embedding.word_embeddings.weight": (_whole, "model.embed_tokens.weight"),
-    "output_layer.weight": (_whole, "lm_head.weight"),
-    "decoder.final_layernorm.weight": (_whole, "model.norm.weight"),
+def _of_layers(table: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"decoder.layers.{{layer}}.{name}": " ".join(f"model.layers.{{layer}}.{text}" for text in there.split())
+        for name, there in table.items()
+    }
+
+
+# Megatron's name: Hugging Face's names.
+_MODEL = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
 }
-_LAYER: dict[str, tuple[Any, ...]] = {
-    "input_layernorm.weight": (_whole, "input_layernorm.weight"),
-    "self_attention.linear_qkv.weight": (_attention, *(f"self_attn.{name}_proj.weight" for name in "qkv")),
-    "self_attention.q_layernorm.weight": (_whole, "self_attn.q_norm.weight"),
-    "self_attention.k_layernorm.weight": (_whole, "self_attn.k_norm.weight"),
-    "self_attention.linear_proj.weight": (_whole, "self_attn.o_proj.weight"),
-    "self_attention.in_proj.layer_norm_weight": (_whole, "input_layernorm.weight"),
-    "self_attention.in_proj.weight": (_delta_net, *(f"linear_attn.in_proj_{name}.weight" for name in ("qkvz", "ba"))),
-    "self_attention.conv1d.weight": (_whole, "linear_attn.conv1d.weight"),
-    "self_attention.A_log": (_whole, "linear_attn.A_log"),
-    "self_attention.dt_bias": (_whole, "linear_attn.dt_bias"),
-    "self_attention.out_norm.weight": (_whole, "linear_attn.norm.weight"),
-    "self_attention.out_proj.weight": (_whole, "linear_attn.out_proj.weight"),
-    "pre_mlp_layernorm.weight": (_whole, "post_attention_layernorm.weight"),
-    "mlp.router.weight": (_whole, "mlp.gate.weight"),
-    "mlp.shared_experts.gate_weight": (_whole, "mlp.shared_expert_gate.weight"),
+_LAYER = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.linear_qkv.weight": " ".join(f"self_attn.{name}_proj.weight" for name in "qkv"),
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.in_proj.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.in_proj.weight": "linear_attn.in_proj_qkvz.weight linear_attn.in_proj_ba.weight",
+    "self_attention.conv1d.weight": "linear_attn.conv1d.weight",
+    "self_attention.A_log": "linear_attn.A_log",
+    "self_attention.dt_bias": "linear_attn.dt_bias",
+    "self_attention.out_norm.weight": "linear_attn.norm.weight",
+    "self_attention.out_proj.weight": "linear_attn.out_proj.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.router.weight": "mlp.gate.weight",
+    "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
     **_feed_forward("mlp", "mlp"),
     **_feed_forward("mlp.shared_experts", "mlp.shared_expert"),
     **_feed_forward("mlp.experts.local_experts.{expert}", "mlp.experts.{expert}"),
 }
-_LATENT_LAYER: dict[str, tuple[Any, ...]] = _LAYER | {
-    "self_attention.linear_q_down_proj.weight": (_whole, "self_attn.q_a_proj.weight"),
-    "self_attention.q_layernorm.weight": (_whole, "self_attn.q_a_layernorm.weight"),
-    "self_attention.linear_q_up_proj.weight": (_whole, "self_attn.q_b_proj.weight"),
-    "self_attention.linear_kv_down_proj.weight": (_whole, "self_attn.kv_a_proj_with_mqa.weight"),
-    "self_attention.kv_layernorm.weight": (_whole, "self_attn.kv_a_layernorm.weight"),
-    "self_attention.linear_kv_up_proj.weight": (_whole, "self_attn.kv_b_proj.weight"),
-    "mlp.router.expert_bias": (_whole, f"mlp.gate.{ROUTER_BIAS}"),
+_LATENT_LAYER = _LAYER | {
+    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
+    "self_attention.linear_kv_down_proj.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
+    "mlp.router.expert_bias": f"mlp.gate.{ROUTER_BIAS}",
     **_feed_forward("mlp.shared_experts", "mlp.shared_experts"),
 }
-
-
-def _of_layers(table: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    return {
-        f"decoder.layers.{{layer}}.{name}": (cut, *(f"model.layers.{{layer}}.{text}" for text in there))
-        for name, (cut, *there) in table.items()
-    }
-
-
-_NEMOTRON_H: dict[str, tuple[Any, ...]] = {
-    "embedding.word_embeddings.weight": (_whole, "model.embeddings.weight"),
-    "output_layer.weight": (_whole, "lm_head.weight"),
-    "decoder.final_norm.weight": (_whole, "model.norm_f.weight"),
-} | _of_layers(
-    {
-        **dict.fromkeys(("norm.weight", "input_layernorm.weight", "pre_mlp_layernorm.weight"), (_whole, "norm.weight")),
-        **{f"mixer.conv1d_{name}": (_whole, f"mixer.conv1d.{name}") for name in ("weight", "bias")},
-        **{f"mixer.{name}": (_whole, f"mixer.{name}") for name in ("A_log", "D", "dt_bias", "norm.weight")},
-        **{f"mixer.{name}_proj.weight": (_whole, f"mixer.{name}_proj.weight") for name in ("in", "out")},
-        "self_attention.linear_qkv.weight": (_attention, *(f"mixer.{name}_proj.weight" for name in "qkv")),
-        "self_attention.linear_proj.weight": (_whole, "mixer.o_proj.weight"),
-        "mlp.linear_fc1.weight": (_whole, "mixer.up_proj.weight"),
-        "mlp.linear_fc2.weight": (_whole, "mixer.down_proj.weight"),
-    }
-)
+_NEMOTRON_H = {
+    "embedding.word_embeddings.weight": "model.embeddings.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_norm.weight": "model.norm_f.weight",
+    **_of_layers(
+        {
+            **dict.fromkeys(("norm.weight", "input_layernorm.weight", "pre_mlp_layernorm.weight"), "norm.weight"),
+            **{f"mixer.conv1d_{name}": f"mixer.conv1d.{name}" for name in ("weight", "bias")},
+            **{f"mixer.{name}": f"mixer.{name}" for name in ("A_log", "D", "dt_bias", "norm.weight")},
+            **{f"mixer.{name}_proj.weight": f"mixer.{name}_proj.weight" for name in ("in", "out")},
+            "self_attention.linear_qkv.weight": " ".join(f"mixer.{name}_proj.weight" for name in "qkv"),
+            "self_attention.linear_proj.weight": "mixer.o_proj.weight",
+            "mlp.linear_fc1.weight": "mixer.up_proj.weight",
+            "mlp.linear_fc2.weight": "mixer.down_proj.weight",
+        }
+    ),
+}
 _TABLES = {NEMOTRON_H: _NEMOTRON_H, DEEPSEEK_V3: _MODEL | _of_layers(_LATENT_LAYER)}
 _OTHERS = _MODEL | _of_layers(_LAYER)
 
@@ -166,5 +168,5 @@ def rules(names: Iterable[str], model: Architecture) -> Iterator[tuple[str, Rule
         table = _TABLES.get(model.name, _OTHERS)
         if pattern not in table:
             raise ValueError(f"parameter {name}: has no counterpart in {model.name}")
-        cut, *there = table[pattern]
-        yield name, Rule(tuple(text.format(**numbers) for text in there), cut, model)
+        there = table[pattern].format(**numbers).split()
+        yield name, Rule(tuple(there), _whole if len(there) == 1 else _CUTS[name.split(".")[-2]], model)
