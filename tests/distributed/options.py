@@ -187,6 +187,7 @@ RANDOM = {
         """,
     ("2BW", EXPERTS): """
         --moe-input-jitter-eps 0.1
+        --moe-router-force-load-balancing
         """,
 }
 # Options of the run that saves | of the run that loads: after it, the numbers of the undisturbed run, or others.

@@ -3,6 +3,7 @@
 
 import pytest
 
+from megatron_async.training.signals import SAVED_ON_REQUEST
 from tests.distributed.options import checks, runner, sets_of_five
 
 CHOSEN = ("embedding-init-method-std", "--overlap-grad-reduce", "no-save-optim", sets_of_five()[0])
@@ -29,3 +30,35 @@ def test_unequal_replicas_end_a_run_before_they_are_saved(pool, tmp_path):
     words += ["--check-weight-hash-across-dp-replicas-interval", "3"]
     assert pool.run("tests.distributed.jobs:unequal_replicas", words, ranks=4) == [("ReplicasDiffer", 3)] * 4
     assert not list(tmp_path.glob("iter_*"))
+
+
+TWO_BW = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw --optimizer adam"
+
+
+def test_which_checkpoints_stay(pool, tmp_path):
+    """--save-retain-interval: multiples of it stay beside the newest ones of --keep-last."""
+    words = f"{TWO_BW} --train-iters 5 --save {tmp_path} --save-interval 1 --keep-last 1 --save-retain-interval 2"
+    pool.run("tests.distributed.jobs:train", words.split(), ranks=2)
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == [f"iter_{number:07}" for number in (2, 4, 5)]
+
+
+def test_a_run_begins_with_pretrained_weights_and_goes_on_with_its_own(pool, tmp_path):
+    """--pretrained-checkpoint, the same command at each start."""
+
+    def losses(words):
+        return pool.run("tests.distributed.jobs:train", f"{TWO_BW} {words}".split(), ranks=2)[-1].losses
+
+    base, own = tmp_path / "base", tmp_path / "own"
+    losses(f"--save {base} --save-interval 6")
+    command = f"--pretrained-checkpoint {base} --save {own} --load {own} --save-interval 2"
+    tuned = losses(f"--load {base} --finetune --train-iters 4")
+    assert losses(f"{command} --train-iters 4 --exit-interval 2") == tuned[:2]
+    assert losses(f"{command} --train-iters 4") == tuned[2:]
+
+
+def test_a_run_ends_in_time_with_a_checkpoint(pool, tmp_path):
+    """--exit-duration-in-mins"""
+    words = f"{TWO_BW} --save {tmp_path} --save-interval 100 --exit-duration-in-mins 0"
+    outcomes = pool.run("tests.distributed.jobs:train", words.split(), ranks=2)
+    assert [outcome.losses for outcome in outcomes] == [[], []]
+    assert [outcome.status for outcome in outcomes] == [SAVED_ON_REQUEST] * 2

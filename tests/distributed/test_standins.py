@@ -67,9 +67,9 @@ def test_fused_weight_gradients_change_nothing(pool, name):
 
 def test_the_stand_in_adds_every_gradient_of_a_linear_layer(pool):
     """Four projections in each of a stage's two layers, and the head, in 6 batches of 8 micro-batches."""
-    arguments = f"{PP2} --pipeline-schedule 2bw".split()
-    counts = pool.run("tests.distributed.standin_jobs:fused_gradients", arguments, ranks=2)
-    assert counts == [4 * 2 * 48, (4 * 2 + 1) * 48]
+    arguments, job = f"{PP2} --pipeline-schedule 2bw".split(), "tests.distributed.standin_jobs:fused_gradients"
+    assert pool.run(job, arguments, ranks=2) == [4 * 2 * 48, (4 * 2 + 1) * 48]
+    assert pool.run(job, [*arguments, "--no-gradient-accumulation-fusion"], ranks=2) == [0, 0]
 
 
 @pytest.mark.parametrize("rows", [(2, 2), (1, 3), (0, 3), (3, 0)])

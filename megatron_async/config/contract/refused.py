@@ -213,8 +213,9 @@ _INITIAL_WEIGHTS = (
         "all data-parallel replicas start from the same weights and draw from one stream",
     ),
     refused(
-        "moe-router-force-load-balancing moe-router-force-biased",
-        "routing would be random or fixed, which is for benchmarks of kernels; nothing would be learnt",
+        "moe-router-force-biased",
+        "the fixed bias is in no checkpoint, so a resumed run would route in another way",
+        "Use --moe-router-force-load-balancing for benchmarks.",
     ),
     refused("no-pad-vocab-size", "Megatron's model builder pads all the same", "Give --padded-vocab-size N."),
     refused(

@@ -36,7 +36,7 @@ ROWS: tuple[Row, ...] = (
         "moe-router-num-groups moe-router-group-topk moe-router-pre-softmax moe-router-topk-scaling-factor "
         "moe-router-dtype moe-shared-expert-intermediate-size moe-shared-expert-gate moe-input-jitter-eps "
         "moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy moe-layer-recompute "
-        "moe-apply-probs-on-input moe-router-quantile-balancing-ema",
+        "moe-apply-probs-on-input moe-router-quantile-balancing-ema moe-router-force-load-balancing",
         "part of the experts, which are Megatron-Core's",
     ),
     _shown(
@@ -204,11 +204,19 @@ ROWS: tuple[Row, ...] = (
     _shown("tests/unit/checkpoint/test_rules.py", "ckpt-format", "torch_dist alone"),
     _shown("tests/unit/training/test_writers.py", "tensorboard-dir tensorboard-queue-size", "each iteration once"),
     _shown(
-        CONTRACT,
-        "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul moe-permute-fusion "
-        "moe-router-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl no-masked-softmax-fusion "
-        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion no-persist-layer-norm "
+        "tests/unit/models/test_kernels.py",
+        "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul cross-entropy-loss-fusion "
+        "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion",
+        "kernels that Megatron-Core's layers call; stand-ins where they need a GPU. On CPUs fused ones are off",
+    ),
+    _shown(
+        "tests/distributed/test_standins.py",
         "no-gradient-accumulation-fusion",
+        "fused weight gradients, with a stand-in for Apex's kernel. On CPUs they are off",
+    ),
+    _shown(
+        CONTRACT,
+        "moe-permute-fusion moe-router-fusion cross-entropy-fusion-impl no-persist-layer-norm",
         "kernels of Megatron-Core, which reads them from its TransformerConfig; on CPUs fused ones are off",
     ),
     _shown(
@@ -225,23 +233,26 @@ ROWS: tuple[Row, ...] = (
         "how process groups and loggers are made, and the variables of torch's flight recorder",
     ),
     _shown(
-        CONTRACT,
+        "tests/unit/config/test_effects.py",
+        "disable-gloo-process-groups disable-jit-fuser",
+        "groups that Megatron makes, functions that it compiles",
+    ),
+    _shown(
+        "tests/unit/data/test_datasets.py",
         "per-dataset-sequences-path dataloader-fast-cache-load dataloader-defer-npy-index-mmap",
-        "Megatron's GPTDataset reads them from its configuration",
+        "the same samples without reading some files",
     ),
     _shown(
-        CONTRACT,
-        "vocab-file merge-file tokenizer-metadata tokenizer-special-tokens "
-        "tokenizer-sentencepiece-legacy "
-        "no-tokenizer-sentencepiece-ignore-extra-whitespaces tokenizer-hf-no-use-fast "
-        "tokenizer-hf-no-include-special-tokens trust-remote-code",
-        "Megatron builds the tokenizer from them",
+        "tests/unit/data/test_tokenizer_options.py",
+        "vocab-file merge-file tokenizer-metadata tokenizer-special-tokens tokenizer-sentencepiece-legacy "
+        "no-tokenizer-sentencepiece-ignore-extra-whitespaces tokenizer-hf-no-include-special-tokens trust-remote-code",
+        "what Megatron's tokenizers make of a text",
     ),
+    _shown(CONTRACT, "tokenizer-hf-no-use-fast", "handed to transformers, whose version 5 has one kind of tokenizers"),
     _shown(
-        CONTRACT,
-        "disable-gloo-process-groups disable-jit-fuser exit-duration-in-mins save-retain-interval "
-        "pretrained-checkpoint",
-        "the code that reads them is called with Megatron's arguments",
+        "tests/distributed/test_options.py",
+        "exit-duration-in-mins save-retain-interval pretrained-checkpoint",
+        "when a run ends, which checkpoints stay, and where it begins",
     ),
     _shown(
         "tests/distributed/test_transformer_engine.py",

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -18,18 +17,12 @@ platform.activate("cpu")
 
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
-from megatron.training import global_vars  # noqa: E402
 
-from megatron_async import pretrain  # noqa: E402
-from megatron_async.checkpoint import on_resume, store  # noqa: E402
+from megatron_async.checkpoint import on_resume  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.config.contract import explain, inert, refused, shown  # noqa: E402
 from megatron_async.config.contract.check import ROWS  # noqa: E402
 from megatron_async.config.contract.row import CONDITIONS  # noqa: E402
-from megatron_async.data import datasets  # noqa: E402
-from megatron_async.data.blend import DataSources  # noqa: E402
-from megatron_async.data.datasets import dataset_config  # noqa: E402
-from megatron_async.mcore import parallel  # noqa: E402
 from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
 from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
 from tests.distributed.jobs import BASE  # noqa: E402
@@ -239,7 +232,7 @@ def test_explain():
 FREE = """hidden-dropout attention-dropout init-method-std embedding-init-method-std apply-query-key-layer-scaling
 attention-softmax-in-fp32 padded-vocab-size use-rotary-position-embeddings moe-router-dtype moe-input-jitter-eps
 moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy moe-layer-recompute
-moe-router-quantile-balancing-ema""".split()
+moe-router-quantile-balancing-ema moe-router-force-load-balancing""".split()
 
 
 def test_every_option_of_the_model_has_a_rule_for_a_resume(megatron, checked):
@@ -252,19 +245,6 @@ def test_every_option_of_the_model_has_a_rule_for_a_resume(megatron, checked):
     assert named == set(), "an option that the message names"
 
 
-KERNELS = {
-    "--attention-backend": ("attention_backend", "flash"),
-    "--flash-attention-version": ("flash_attention_version", 3),
-    "--disable-bf16-reduced-precision-matmul": ("disable_bf16_reduced_precision_matmul", True),
-    "--cross-entropy-loss-fusion": ("cross_entropy_loss_fusion", True),
-    "--cross-entropy-fusion-impl": ("cross_entropy_fusion_impl", "te"),
-    "--no-masked-softmax-fusion": ("masked_softmax_fusion", True),
-    "--no-bias-dropout-fusion": ("bias_dropout_fusion", True),
-    "--no-gradient-accumulation-fusion": ("gradient_accumulation_fusion", True),
-}
-"""Options of kernels: argument and TransformerConfig's field (of one name), and a value that is not the CPU's."""
-
-
 @pytest.fixture(scope="module")
 def checked():
     with pytest.MonkeyPatch.context() as patch:
@@ -273,35 +253,16 @@ def checked():
 
 
 def test_kernels_reach_the_configuration_of_the_model(checked):
-    values = dict(KERNELS.values())
-    args = argparse.Namespace(**vars(checked) | values | {"vocab_size": 61})
-    args.bias_gelu_fusion = args.bias_swiglu_fusion = True  # one field for both: Megatron's `bias_activation_fusion`
+    """--cross-entropy-fusion-impl, --no-persist-layer-norm"""
+    args = argparse.Namespace(**vars(checked) | {"vocab_size": 61, "cross_entropy_fusion_impl": "te"})
     args.no_persist_layer_norm = False
     config = gpt_config_from_args(args).transformer
-    assert {name: getattr(config, name) for name in values} == values
-    assert config.bias_activation_fusion and config.persist_layer_norm
-
-
-def test_data_options_reach_the_data_set(checked):
-    args = argparse.Namespace(
-        **vars(checked) | {"dataloader_fast_cache_load": True, "dataloader_defer_npy_index_mmap": True}
-    )
-    config = dataset_config(
-        args, DataSources(None, None, ()), SimpleNamespace(vocab_size=61, eod=0, pad=-1), (8, 4, 4), "cache"
-    )
-    assert config.fast_cache_load and config.defer_npy_index_mmap
+    assert config.cross_entropy_fusion_impl == "te" and config.persist_layer_norm
 
 
 READERS = {
-    build_tokenizer: "vocab_file merge_file metadata_path special_tokens "
-    "tokenizer_sentencepiece_legacy tokenizer_sentencepiece_ignore_extra_whitespaces tokenizer_hf_no_use_fast "
-    "tokenizer_hf_no_include_special_tokens trust_remote_code",
-    global_vars: "disable_jit_fuser",
-    parallel: "use_gloo_process_groups",
-    pretrain: "exit_duration_in_mins",
-    store: "save_retain_interval pretrained_checkpoint",
-    TransformerConfig: "apply_rope_fusion moe_permute_fusion moe_router_fusion",
-    datasets: "per_dataset_sequences_path",
+    build_tokenizer: "tokenizer_hf_no_use_fast",
+    TransformerConfig: "moe_permute_fusion moe_router_fusion",
 }
 """What a run calls, and the arguments that it reads, where an effect would need a GPU, a service or a network."""
 

@@ -14,9 +14,10 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
+from megatron.core import jit  # noqa: E402
 from megatron.core import optimizer as megatron_optimizer  # noqa: E402
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # noqa: E402
-from megatron.training import initialize, training  # noqa: E402
+from megatron.training import global_vars, initialize, training  # noqa: E402
 
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.mcore import parallel  # noqa: E402
@@ -147,6 +148,37 @@ def test_the_flight_recorder_is_set_up_before_the_first_group(made, monkeypatch)
         "TORCH_INCLUDE_ONLY_ACTIVE": "0",
         "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "0",
     }
+
+
+@pytest.mark.parametrize("words", [[], ["--disable-gloo-process-groups"]])
+def test_groups_over_gloo_beside_those_of_nccl(monkeypatch, words):
+    """On GPUs Megatron makes them, unless --disable-gloo-process-groups is given."""
+    args, given, options = arguments.parse(BASE), arguments.make_parser().parse_args(words), {}
+    args.use_gloo_process_groups = given.use_gloo_process_groups  # on CPUs it has one value
+
+    def initialize_model_parallel(*sizes, **others):
+        options.update(others)
+        raise Reached
+
+    monkeypatch.setattr(initialize, "get_args", lambda: args)
+    monkeypatch.setattr(initialize.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(initialize.torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(initialize.torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(initialize.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(initialize.mpu, "initialize_model_parallel", initialize_model_parallel)
+    with pytest.raises(Reached):
+        initialize._initialize_distributed(None, None, None)
+    assert options["create_gloo_process_groups"] == (not words)
+
+
+def test_nothing_is_compiled_on_request(monkeypatch):
+    """--disable-jit-fuser: Megatron's decorator leaves functions as they are."""
+    monkeypatch.setattr(jit, "jit_fuser", "a compiler")
+    for words in ([], ["--disable-jit-fuser"]):
+        assert jit.jit_fuser == "a compiler"
+        global_vars.set_global_variables(arguments.parse([*BASE, *words]), build_tokenizer=False)
+        training.destroy_global_state()
+    assert jit.jit_fuser(scales) is scales
 
 
 def test_loggers_say_as_much_as_they_are_told(monkeypatch):

@@ -1,4 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,36 @@ def test_labels_follow_tokens(tmp_path: Path, make_arguments: MakeArguments) -> 
     starts = sorted(train[i]["tokens"][0].item() for i in range(20))
     assert starts == list(range(0, 160, 8))
     assert all(torch.equal(train[i]["labels"], train[i]["tokens"] + 1) for i in range(20))
+
+
+def test_prepared_orders(data: dict[str, str], tmp_path: Path, make_arguments: MakeArguments) -> None:
+    """--dataloader-defer-npy-index-mmap opens them at the first sample, --dataloader-fast-cache-load looks for none."""
+    words = ("--train-data-path", data["a"], "--data-cache-path")
+    expected = build(make_arguments, (*words, str(tmp_path / "cache")), (20, 0, 0))[0]
+    (order,) = (tmp_path / "cache").rglob("*document_index.npy")
+    late = build(make_arguments, (*words, str(order.parent), "--dataloader-defer-npy-index-mmap"), (20, 0, 0))[0]
+    assert late.document_index is None
+    assert all(torch.equal(late[i]["tokens"], expected[i]["tokens"]) for i in range(20))
+    assert late.document_index is not None
+    fast = (*words, str(tmp_path / "none"), "--dataloader-fast-cache-load")
+    with pytest.raises(FileNotFoundError, match=r"document_index\.npy"):
+        build(make_arguments, fast, (20, 0, 0))
+    fast = (*words, str(order.parent), "--dataloader-fast-cache-load")
+    assert torch.equal(build(make_arguments, fast, (20, 0, 0))[0][7]["tokens"], expected[7]["tokens"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Megatron's set that failed to open
+def test_known_sizes_of_data_sets(data: dict[str, str], tmp_path: Path, make_arguments: MakeArguments) -> None:
+    """--per-dataset-sequences-path: the header of an index is not read."""
+    words = ("--train-data-path", data["a"])
+    expected = build(make_arguments, words, (20, 0, 0))[0]
+    index = Path(f"{data['a']}.idx")
+    index.write_bytes(b"?" * 9 + index.read_bytes()[9:])
+    with pytest.raises(AssertionError, match="bad header"):
+        build(make_arguments, words, (20, 0, 0))
+    (tmp_path / "sizes.json").write_text(json.dumps({data["a"]: [200, 201]}))
+    known = build(make_arguments, (*words, "--per-dataset-sequences-path", str(tmp_path / "sizes.json")), (20, 0, 0))[0]
+    assert all(torch.equal(known[i]["tokens"], expected[i]["tokens"]) for i in range(20))
 
 
 def test_document_boundaries(tmp_path: Path, make_arguments: MakeArguments) -> None:
