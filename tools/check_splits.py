@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 from benchmarks import results
 from benchmarks.processes import Pool
 from megatron_async.planning.split import Ends, cut, on_ranks, option
-from megatron_async.planning.timing import BlockTime, period, stage_costs, table
-from megatron_async.schedules import simulate
+from megatron_async.planning.timing import BlockTime, period, simulator, stage_costs
 
 MODELS = {
     "tiny": ("--model tiny --vocab-size 4000", 8),
@@ -74,8 +73,7 @@ def simulated(pool: Pool, model: str, seconds: float) -> list[dict[str, Any]]:
             continue
 
         def batch(ends: Ends, stages: int = stages) -> float:
-            made = table("2bw", stages, 2 * stages)
-            return period(made, simulate(made, stage_costs(on_ranks(blocks, ends, stages))))
+            return period(simulator("2bw", stages, 2 * stages), stage_costs(on_ranks(blocks, ends, stages)))
 
         chosen = cut(len(times), stages, lambda part, start, end: sums[end] - sums[start])
         assert chosen is not None

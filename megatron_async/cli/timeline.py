@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_async.planning.timing import BATCHES, period
+from megatron_async.planning.timing import BATCHES, period, simulator
 from megatron_async.report import read_trace, save_figure, steady_window, timeline_figure
-from megatron_async.schedules import SCHEDULES, StageCosts, make_schedule, schedule_problems, simulate
+from megatron_async.schedules import SCHEDULES, StageCosts, schedule_problems
 from megatron_async.schedules.figure import Span, spans_of
 
 USAGE_ERROR = 2
@@ -49,14 +49,14 @@ def measured_costs(spans: Sequence[Span], chunks: int) -> list[StageCosts]:
 
 def causes(name: str, costs: Sequence[StageCosts], microbatches: int, measured: float) -> dict[str, float]:
     """Milliseconds of a measured batch: compute of the mean stage, then what each cause adds."""
-    schedule = make_schedule(name, len(costs), microbatches, BATCHES)
+    made = simulator(name, len(costs), microbatches)
     totals = [microbatches * (own.forward + own.backward) for own in costs]
     alone = [StageCosts(own.forward, own.backward, shares=own.shares) for own in costs]
     steps = [
         sum(totals) / len(totals),
         max(totals),
-        period(schedule, simulate(schedule, alone)),
-        period(schedule, simulate(schedule, costs)),
+        period(made, alone),
+        period(made, costs),
         measured,
     ]
     names = ("imbalance", "schedule", "update", "transfers, host and jitter")
@@ -100,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"measured batch: {measured:.1f} ms, {stages} stages, {microbatches} micro-batches")
     for cause, milliseconds in found.items():
         print(f"  {cause:28} {milliseconds:9.1f} ms {milliseconds / measured:7.1%}")
-    schedule = make_schedule(options.schedule, stages, microbatches, BATCHES)
-    planned = spans_of(schedule, simulate(schedule, costs))
+    plan = simulator(options.schedule, stages, microbatches)
+    planned = spans_of(plan.schedule, plan.run(costs))
     save_figure(timeline_figure({"measured": spans, "planned": planned}, kept), options.output)
     print(f"wrote {options.output}")
     return 0

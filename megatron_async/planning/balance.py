@@ -18,8 +18,7 @@ from megatron_async.planning.memory import StageMemory
 from megatron_async.planning.parameters import Block, blocks
 from megatron_async.planning.resolve import microbatches_of, pad_vocabulary
 from megatron_async.planning.split import Ends, cut, cut_pairs, on_ranks, option, places
-from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, stage_costs, table
-from megatron_async.schedules import simulate
+from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, simulator, stage_costs
 from megatron_async.schedules.arguments import schedule_of
 
 GIVEN = "given"
@@ -219,11 +218,11 @@ def pairs(schedule: str, times: tuple[float, ...], stages: int, simulations: int
     """
 
     blocks = [BlockTime(own / 3, own * 2 / 3) for own in times]
-    made = table(schedule, stages, 2 * stages)
+    made = simulator(schedule, stages, 2 * stages)
 
     @cache
     def seconds(ends: Ends) -> float:
-        return period(made, simulate(made, stage_costs(on_ranks(blocks, ends, stages))))
+        return period(made, stage_costs(on_ranks(blocks, ends, stages)))
 
     ordered = sorted(set(cut_pairs(times, stages)), key=lambda ends: (seconds(ends), ends))
     if not ordered:

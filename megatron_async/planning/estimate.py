@@ -13,8 +13,8 @@ from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
 from megatron_async.planning.resolve import microbatches_of, precision_of
-from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, stage_costs, table
-from megatron_async.schedules import Schedule, SimulationResult, simulate
+from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, simulator, stage_costs
+from megatron_async.schedules import Schedule, SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ def plan(args: argparse.Namespace) -> Plan:
     parts, costs = stages(args, model), CostModel(args, device)
     by_kind = count_by_kind(parameter for stage in parts for parameter in stage.parameters)
     microbatches = microbatches_of(args)
-    schedule = table(args.pipeline_schedule, args.pipeline_model_parallel_size, microbatches)
+    made = simulator(args.pipeline_schedule, args.pipeline_model_parallel_size, microbatches)
     on_chunks = times_by_chunk(costs.blocks(model), layers_by_chunk(args))
     by_stage = stage_costs(on_chunks)
-    simulated = simulate(schedule, by_stage)
+    simulated = made.run(by_stage)
     activations = ActivationModel.of(args, model)
     return Plan(
         stages=parts,
@@ -73,7 +73,7 @@ def plan(args: argparse.Namespace) -> Plan:
         active=active(by_kind, args.num_experts, args.moe_router_topk),
         flops_per_token=float(num_floating_point_operations(args, 1)) / args.seq_length,
         microbatches=microbatches,
-        schedule=schedule,
+        schedule=made.schedule,
         simulated=simulated,
         bytes_by_kind=[memory.stage_bytes(args, parts[i], i, simulated, activations) for i in range(len(parts))],
         compute=[own.forward + own.backward for own in by_stage],

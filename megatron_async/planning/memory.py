@@ -15,9 +15,9 @@ from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Block, Chunk, Parameter, Stage, on_stages
 from megatron_async.planning.resolve import microbatches_of, width_of
 from megatron_async.planning.split import Ends, cut, places
-from megatron_async.planning.timing import table
+from megatron_async.planning.timing import simulator
 from megatron_async.reference.delay import delay_of
-from megatron_async.schedules import SimulationResult, StageCosts, simulate
+from megatron_async.schedules import SimulationResult, StageCosts
 from megatron_async.schedules.arguments import schedule_of
 
 KINDS = {
@@ -134,8 +134,7 @@ def _correction(args: argparse.Namespace, own: Parameter, delay: int) -> int:
 def _occupancy(schedule: str, stages: int, microbatches: int) -> SimulationResult:
     """What a schedule keeps alive on each stage; it depends on the order of actions alone."""
     few = min(microbatches, 3 * stages)
-    made = table(schedule, stages, few, batches=3)
-    return simulate(made, StageCosts(1.0, 2.0))
+    return simulator(schedule, stages, few, batches=3).run(StageCosts(1.0, 2.0))
 
 
 class StageMemory:

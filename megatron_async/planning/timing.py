@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megatron_async.schedules import SCHEDULES, Schedule, SimulationResult, StageCosts, make_schedule, simulate
+from megatron_async.schedules import SCHEDULES, Simulator, StageCosts, make_schedule
 
 CAUSES = ("imbalance", "schedule", "transfers", "host", "update")
 BATCHES = 5
@@ -118,18 +118,19 @@ def _seconds(name: str, costs: tuple[StageCosts, ...], microbatches: int, transf
 
 @lru_cache(maxsize=4096)
 def _period(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float) -> float:
-    schedule = table(name, len(costs), microbatches)
-    return period(schedule, simulate(schedule, costs, transfer=transfer))
+    return period(simulator(name, len(costs), microbatches), costs, transfer)
 
 
 @lru_cache(maxsize=256)
-def table(name: str, stages: int, microbatches: int, batches: int = BATCHES) -> Schedule:
-    """A few batches of a schedule."""
-    return make_schedule(name, stages, microbatches, batches * (stages if SCHEDULES[name].update_per_microbatch else 1))
+def simulator(name: str, stages: int, microbatches: int, batches: int = BATCHES) -> Simulator:
+    """Of a few batches of a schedule."""
+    batches *= stages if SCHEDULES[name].update_per_microbatch else 1
+    return Simulator(make_schedule(name, stages, microbatches, batches))
 
 
-def period(schedule: Schedule, simulated: SimulationResult) -> float:
+def period(simulator: Simulator, costs: Sequence[StageCosts], transfer: float = 0.0) -> float:
     """Time of a batch: synchronous schedules fill and drain in each; the others go at the pace of the slowest rank."""
+    schedule, simulated = simulator.schedule, simulator.run(costs, transfer=transfer)
     if not SCHEDULES[schedule.name].delayed:
         return simulated.makespan / schedule.batches
     slowest = max(range(schedule.stages), key=lambda rank: simulated.busy[rank])

@@ -9,7 +9,7 @@ result = simulate(schedule, StageCosts(forward=1.0, backward=2.0))
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Schedule, Update
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.schedules.registry import SCHEDULES, ScheduleDefinition, make_schedule, register, schedule_problems
-from megatron_async.schedules.simulate import SimulationResult, StageCosts, simulate
+from megatron_async.schedules.simulate import SimulationResult, Simulator, StageCosts, simulate
 from megatron_async.schedules.validate import ScheduleError, validate
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ScheduleDefinition",
     "ScheduleError",
     "SimulationResult",
+    "Simulator",
     "StageCosts",
     "Update",
     "is_delayed",

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Schedule, Update
 from megatron_async.schedules.dependencies import Key, execute, key_of, predecessors
@@ -10,6 +11,8 @@ from megatron_async.schedules.versions import peak_versions
 
 Spans = tuple[tuple[tuple[float, float], ...], ...]
 """(start, end) of each action, indexed like the table."""
+_HERE, _SENT, _REDUCED = range(3)
+"""How an action gets what it needs: from its own rank, by a transfer, by a reduction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,92 @@ class SimulationResult:
         return min((end - start for row in self.spans for start, end in row if end > start), default=1.0)
 
 
+class _Step(NamedTuple):
+    """An action; `needed`: places of its predecessors in the order of all actions, and how it gets what it needs."""
+
+    rank: int
+    kind: str
+    chunk: int
+    needed: tuple[tuple[int, int], ...]
+
+
+class Simulator:
+    """A table that can be run in time, with the order and the dependencies of its actions worked out once.
+
+    Raises:
+        ValueError: the table deadlocks.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        order, blocked = execute(schedule)
+        if blocked:
+            raise ValueError(f"schedule {schedule.name} deadlocks on ranks {sorted(blocked)}; validate it first")
+        self.schedule = schedule
+        self._steps: list[_Step] = []
+        positions: dict[Key, int] = {}
+        for rank, step in order:
+            action = schedule.actions[rank][step]
+            needed = tuple(
+                (positions[key], _REDUCED if isinstance(action, Update) else _SENT if key[0] != rank else _HERE)
+                for key in predecessors(schedule, rank, action)
+            )
+            positions[key_of(rank, action)] = len(self._steps)
+            self._steps.append(_Step(rank, action.kind, action.chunk, needed))
+        self._live = tuple(_peak_activations(row, schedule.chunks) for row in schedule.actions)
+        self._versions = tuple(
+            tuple(peak_versions(schedule, rank, chunk) for chunk in range(schedule.chunks))
+            for rank in range(schedule.stages)
+        )
+
+    def run(
+        self, costs: StageCosts | Sequence[StageCosts], *, transfer: float = 0.0, reduction: float = 0.0
+    ) -> SimulationResult:
+        """As `simulate`."""
+        schedule = self.schedule
+        rank_costs = [costs] * schedule.stages if isinstance(costs, StageCosts) else list(costs)
+        _check_times(schedule, rank_costs, transfer, reduction)
+        spans = self._spans(rank_costs, transfer, reduction)
+        makespan = max(end for row in spans for _, end in row)
+        windows = [_steady_window(schedule, rank, row) or (0.0, makespan) for rank, row in enumerate(spans)]
+        busy = [_busy_time(row, 0.0, makespan) for row in spans]
+        steady = [_busy_time(row, *window) for row, window in zip(spans, windows, strict=True)]
+        lengths = [end - start for start, end in windows]
+        return SimulationResult(
+            makespan=makespan,
+            spans=spans,
+            busy=tuple(busy),
+            busy_share=tuple(_share(time, makespan) for time in busy),
+            bubble_share=max(0.0, 1.0 - _share(sum(busy), schedule.stages * makespan)),
+            steady_busy_share=tuple(map(_share, steady, lengths)),
+            steady_bubble_share=max(0.0, 1.0 - _share(sum(steady), sum(lengths))),
+            live_activations=self._live,
+            weight_versions=self._versions,
+        )
+
+    def _spans(self, costs: Sequence[StageCosts], transfer: float, reduction: float) -> Spans:
+        chunks = self.schedule.chunks
+        kinds = Forward.kind, Backward.kind, Update.kind, Reduce.kind
+        durations = [
+            {
+                (kind, chunk): time * (own.shares[chunk] if own.shares else 1 / chunks)
+                for kind, time in zip(kinds, (own.forward, own.backward, own.update, 0.0), strict=True)
+                for chunk in range(chunks)
+            }
+            for own in costs
+        ]
+        latencies, ends = (0.0, transfer, reduction), list[float]()
+        spans: list[list[tuple[float, float]]] = [[] for _ in costs]
+        free = [0.0] * len(costs)
+        for step in self._steps:
+            start = free[step.rank]
+            for position, way in step.needed:
+                start = max(start, ends[position] + latencies[way])
+            free[step.rank] = end = start + durations[step.rank][step.kind, step.chunk]
+            ends.append(end)
+            spans[step.rank].append((start, end))
+        return tuple(map(tuple, spans))
+
+
 def simulate(
     schedule: Schedule,
     costs: StageCosts | Sequence[StageCosts],
@@ -80,7 +169,7 @@ def simulate(
     or on its own rank (`reduction_across_ranks`).
 
     Args:
-        schedule: a valid table.
+        schedule: a valid table; a `Simulator` runs one several times.
         costs: one for each rank, or one for all ranks.
         transfer: time of one activation or gradient between two ranks.
         reduction: time of the reductions of one batch.
@@ -88,28 +177,7 @@ def simulate(
     Raises:
         ValueError: negative times, wrong number of costs, or a deadlock.
     """
-    ranks = range(schedule.stages)
-    rank_costs = [costs] * schedule.stages if isinstance(costs, StageCosts) else list(costs)
-    _check_times(schedule, rank_costs, transfer, reduction)
-    spans = _run(schedule, rank_costs, transfer, reduction)
-    makespan = max(end for row in spans for _, end in row)
-    windows = [_steady_window(schedule, rank, spans[rank]) or (0.0, makespan) for rank in ranks]
-    busy = [_busy_time(row, 0.0, makespan) for row in spans]
-    steady = [_busy_time(row, *window) for row, window in zip(spans, windows, strict=True)]
-    lengths = [end - start for start, end in windows]
-    return SimulationResult(
-        makespan=makespan,
-        spans=spans,
-        busy=tuple(busy),
-        busy_share=tuple(_share(time, makespan) for time in busy),
-        bubble_share=max(0.0, 1.0 - _share(sum(busy), schedule.stages * makespan)),
-        steady_busy_share=tuple(map(_share, steady, lengths)),
-        steady_bubble_share=max(0.0, 1.0 - _share(sum(steady), sum(lengths))),
-        live_activations=tuple(_peak_activations(row, schedule.chunks) for row in schedule.actions),
-        weight_versions=tuple(
-            tuple(peak_versions(schedule, rank, chunk) for chunk in range(schedule.chunks)) for rank in ranks
-        ),
-    )
+    return Simulator(schedule).run(costs, transfer=transfer, reduction=reduction)
 
 
 def _check_times(schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduction: float) -> None:
@@ -125,26 +193,6 @@ def _check_times(schedule: Schedule, costs: Sequence[StageCosts], transfer: floa
         problems.append(f"time {min(times)}: must not be negative")
     if problems:
         raise ValueError("; ".join(problems))
-
-
-def _run(schedule: Schedule, costs: Sequence[StageCosts], transfer: float, reduction: float) -> Spans:
-    order, blocked = execute(schedule)
-    if blocked:
-        raise ValueError(f"schedule {schedule.name} deadlocks on ranks {sorted(blocked)}; validate it first")
-    kinds = Forward.kind, Backward.kind, Update.kind, Reduce.kind
-    durations = [dict(zip(kinds, (own.forward, own.backward, own.update, 0.0), strict=True)) for own in costs]
-    ends: dict[Key, float] = {}
-    spans: list[list[tuple[float, float]]] = [[] for _ in range(schedule.stages)]
-    for rank, step in order:
-        action = schedule.actions[rank][step]
-        start = spans[rank][-1][1] if step else 0.0
-        for key in predecessors(schedule, rank, action):
-            latency = reduction if isinstance(action, Update) else transfer if key[0] != rank else 0.0
-            start = max(start, ends[key] + latency)
-        share = costs[rank].shares[action.chunk] if costs[rank].shares else 1 / schedule.chunks
-        ends[key_of(rank, action)] = end = start + durations[rank][action.kind] * share
-        spans[rank].append((start, end))
-    return tuple(map(tuple, spans))
 
 
 def _steady_window(schedule: Schedule, rank: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:

@@ -19,8 +19,7 @@ from megatron_async.planning.costs import CostModel  # noqa: E402
 from megatron_async.planning.estimate import Plan, plan  # noqa: E402
 from megatron_async.planning.parameters import blocks  # noqa: E402
 from megatron_async.planning.split import cut  # noqa: E402
-from megatron_async.planning.timing import CAUSES, BlockTime, period, stage_costs, table  # noqa: E402
-from megatron_async.schedules import simulate  # noqa: E402
+from megatron_async.planning.timing import CAUSES, BlockTime, period, simulator, stage_costs  # noqa: E402
 
 H100 = devices.find("h100")
 HYBRID = (
@@ -270,8 +269,7 @@ def test_the_split_is_the_best_of_all_under_the_simulator(schedule, stages, chun
             [[BlockTime(own / 3, own * 2 / 3) for own in times[slice(*row)]] for row in rows[stage::stages]]
             for stage in range(stages)
         ]
-        made = table(schedule, stages, 2 * stages)
-        return period(made, simulate(made, stage_costs(parts)))
+        return period(simulator(schedule, stages, 2 * stages), stage_costs(parts))
 
     if chunks == 1:
         sums = [sum(times[:end]) for end in range(len(times) + 1)]
