@@ -139,18 +139,20 @@ class Loop:
             JointError: a checkpoint could not be saved.
         """
         self._notify(Callback.on_train_begin, self)
-        try:
-            status = self._train()
-        except BaseException as error:
+        together = False  # whether all ranks end here
+        with contextlib.closing(self.checkpoints):
             try:
-                if isinstance(error, TrainingFault):
-                    self.checkpoints.finish()  # the process ends, and with it the thread that writes
+                status = self._train()
+                together = True
+            except JointError:
+                together = True
+                raise
+            except TrainingFault:
+                self.checkpoints.finish()  # the process ends, and with it the thread that writes
+                together = True
+                raise
             finally:
-                self.end(complete=isinstance(error, JointError | TrainingFault))  # all ranks raise these together
-            raise
-        finally:
-            self.checkpoints.close()
-        self.end(complete=True)
+                self.end(complete=together)
         return status
 
     def end(self, *, complete: bool = True) -> None:
