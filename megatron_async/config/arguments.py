@@ -9,7 +9,7 @@ from megatron_async import platform
 from megatron_async.checkpoint import rules as checkpoint_rules
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
-from megatron_async.config.command_line import options_given, value_of, without_option
+from megatron_async.config.command_line import value_of, without_option
 from megatron_async.config.contract import check
 from megatron_async.config.parser import actions_given, destinations, make_parser
 from megatron_async.launcher import is_first_rank
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         problems += _smallest_batch(args)
     if args.dry_run:
         dry_run.complete(args)
-    problems += validate.before_megatron(args, options_given(argv, destinations(parser)))
+    problems += validate.before_megatron(args, frozenset(given.values()))
     objection = check_arguments(args)  # Megatron stops at its first one
     derived = validate.after_megatron(args) if objection is None else [objection]
     problems += [text for text in derived if not problems or not any(said in text for said in _SAID_BY_RULES)]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Reads single options of a command line without a parser. Imports nothing that takes time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 
 def value_of(argv: Sequence[str], flag: str) -> str | None:
@@ -13,12 +13,6 @@ def value_of(argv: Sequence[str], flag: str) -> str | None:
         elif token.startswith(flag + "="):
             value = token.partition("=")[2]
     return value
-
-
-def options_given(argv: Sequence[str], destinations: Mapping[str, str]) -> frozenset[str]:
-    """Destinations of the options in `argv`; `destinations` maps every flag of the parser to its own."""
-    tokens = {token.partition("=")[0] for token in argv}
-    return frozenset(destinations[token] for token in tokens if token in destinations)
 
 
 def without_option(argv: Sequence[str], flag: str) -> list[str] | None:

@@ -19,6 +19,7 @@ from megatron_async.mcore import checkpoint as distributed
 from megatron_async.mcore.model import build_model
 from megatron_async.mcore.parallel import alone
 from megatron_async.models import gpt, hybrid
+from megatron_async.platform.cpu import WITHOUT_FUSED_KERNELS
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"
@@ -38,8 +39,7 @@ def arguments_of(checkpoint: Path) -> argparse.Namespace:
     if args.hybrid_layer_pattern is not None:
         args.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)
     args.transformer_impl = "local"
-    args.masked_softmax_fusion = args.bias_swiglu_fusion = args.bias_dropout_fusion = args.bias_gelu_fusion = False
-    args.apply_rope_fusion = args.gradient_accumulation_fusion = args.persist_layer_norm = False
+    vars(args).update(WITHOUT_FUSED_KERNELS)
     args.model_class = hybrid.default_class(args)
     return args
 

@@ -35,19 +35,26 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
 
 
+WITHOUT_FUSED_KERNELS: dict[str, bool] = {
+    "persist_layer_norm": False,
+    "no_persist_layer_norm": True,
+    "masked_softmax_fusion": False,
+    "bias_gelu_fusion": False,
+    "bias_swiglu_fusion": False,
+    "bias_dropout_fusion": False,
+    "apply_rope_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "cross_entropy_loss_fusion": False,
+    "moe_permute_fusion": False,
+    "moe_router_fusion": False,
+}
+"""Arguments of a model that torch's own operations compute."""
+
 # Arguments that have one value on CPUs: (argparse destination, value, reason).
 ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
     ("distributed_backend", "gloo", "NCCL needs GPUs"),
     ("transformer_impl", "local", "Transformer Engine needs a GPU"),
-    ("persist_layer_norm", False, "fused kernel"),
-    ("no_persist_layer_norm", True, "fused kernel"),
-    ("masked_softmax_fusion", False, "fused kernel"),
-    ("bias_gelu_fusion", False, "fused kernel"),
-    ("bias_swiglu_fusion", False, "fused kernel"),
-    ("bias_dropout_fusion", False, "fused kernel"),
-    ("apply_rope_fusion", False, "fused kernel"),
-    ("gradient_accumulation_fusion", False, "fused kernel"),
-    ("cross_entropy_loss_fusion", False, "fused kernel"),
+    *((name, value, "fused kernel") for name, value in WITHOUT_FUSED_KERNELS.items()),
     ("use_gloo_process_groups", False, "every group is a gloo group already"),
 )
 

@@ -94,8 +94,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _inert("disable-jit-fuser", "nothing is compiled there", when=ON_CPU),
     _inert(
-        "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul moe-permute-fusion "
-        "moe-router-fusion",
+        "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul",
         "the layers are torch's",
         when=ON_CPU,
     ),

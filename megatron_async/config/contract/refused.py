@@ -251,7 +251,8 @@ _BY_CONDITION = (
         ON_CPU,
     ),
     refused(
-        "transformer-impl=transformer_engine distributed-backend=nccl cross-entropy-loss-fusion",
+        "transformer-impl=transformer_engine distributed-backend=nccl cross-entropy-loss-fusion moe-permute-fusion "
+        "moe-router-fusion",
         "it needs a GPU",
         when=ON_CPU,
         rule="platform/cpu.py",

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import batched
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def _write_part(
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
     assert end is not None
     with IndexedWriter(str(prefix), tokenizer.get_vocab_size()) as writer:
-        batches = [documents[start : start + _ENCODE_AT_ONCE] for start in range(0, len(documents), _ENCODE_AT_ONCE)]
+        batches = list(batched(documents, _ENCODE_AT_ONCE))
         for batch in track(batches, "Tokenizing", console=console, transient=True, disable=not console.is_terminal):
             for encoding in tokenizer.encode_batch_fast([document.text for document in batch]):
                 writer.add([*encoding.ids, end])

@@ -3,7 +3,8 @@
 
 import pytest
 
-from megatron_async.config.command_line import options_given, value_of, without_option
+from megatron_async.config.command_line import value_of, without_option
+from megatron_async.config.parser import Parser, actions_given
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,11 @@ def test_the_last_value_counts(words, value):
     assert value_of(words.split(), "--device") == value
 
 
-def test_options_given_are_named_by_their_destination():
-    destinations = {"--lr": "lr", "--no-split": "split", "-h": "help"}
-    given = options_given("--lr=3 --no-split --unknown 4 lr".split(), destinations)
-    assert given == {"lr", "split"}
+def test_given_options_have_their_first_spelling_and_their_destination():
+    parser = Parser()
+    for flags, more in {("--lr",): {}, ("--no-split", "--whole"): {"action": "store_false", "dest": "split"}}.items():
+        parser.add_argument(*flags, **more)
+    assert actions_given(parser, "--lr=3 --whole --unknown 4 lr".split()) == {"lr": "lr", "no-split": "split"}
 
 
 @pytest.mark.parametrize("words", ["--a 1 --b 2 3 --c", "--a 1 --b=2 --c"])

@@ -50,6 +50,7 @@ def built(words: str, run: Callable[[torch.nn.Module], Any], **switched: Any) ->
         return run(model)
 
 
+@torch.no_grad()
 def loss(model: torch.nn.Module) -> torch.Tensor:
     tokens = torch.arange(32)[None] % 60
     return model.bfloat16()(tokens, torch.arange(32)[None], None, labels=(tokens * 7) % 60)  # [1, sequence]
@@ -106,6 +107,22 @@ def test_the_kernel_runs_where_it_is_asked_for(monkeypatch, option):
     fused = built(words, loss, **switched)
     assert (without, kernel.call_count > 0) == (0, True)
     torch.testing.assert_close(fused, plain, rtol=0.02, atol=0.02)
+
+
+EXPERTS = "--num-experts 2 --moe-ffn-hidden-size 32 --moe-router-topk 1 --moe-router-pre-softmax --swiglu"
+
+
+@pytest.mark.parametrize("option", ["--moe-permute-fusion", "--moe-router-fusion", "--cross-entropy-loss-fusion"])
+def test_what_needs_a_gpu_is_refused_on_cpus_and_left_out_of_a_model_in_one_process(monkeypatch, tmp_path, option):
+    with pytest.raises(arguments.ArgumentProblems, match=f"{option} True: on --device cpu this must be False"):
+        arguments.parse([*LINE.split(), *EXPERTS.split(), option])
+    saved = arguments.parse([*LINE.split(), *EXPERTS.split()])
+    setattr(saved, option.lstrip("-").replace("-", "_"), True)
+    monkeypatch.setattr(one_process.distributed, "arguments_of", lambda checkpoint: saved)
+    args = one_process.arguments_of(tmp_path)
+    args.padded_vocab_size = 60
+    with one_process.model(args, initialize=True) as model:
+        assert loss(model).isfinite().all()
 
 
 @pytest.mark.parametrize(
