@@ -211,6 +211,13 @@ WRITES = """
     """
 
 
+# Inert options that Megatron refuses by themselves, or that leave variables in a process which its next run refuses.
+APART = (
+    *("--inference-fuse-tp-communication", "--inference-disable-triton-nvls-kernels", "--fp16-lm-cross-entropy"),
+    *("--attention-backend", "--flash-attention-version"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A run with an option, and the run that it is compared with.
@@ -309,6 +316,38 @@ def set_problem(words: str, run: Callable[[str, int], Outcome]) -> str | None:
     return None if worst <= SET_TOLERANCE else f"differs from one process by {worst:.1e}"
 
 
+def other_value(action: argparse.Action) -> list[str]:
+    """Words that give an option another value than its default."""
+    flag = action.option_strings[0]
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        return [flag]
+    if action.choices:
+        return [flag, next(str(getattr(one, "name", one)) for one in action.choices if one != action.default)]
+    return [flag, "attn" if action.dest.startswith("cuda_graph") else "7"]
+
+
+def inert_words() -> str:
+    """All options at once that the contract calls inert on CPUs or with a delay."""
+    from megatron_async import platform
+
+    platform.activate("cpu")
+    from megatron_async.config.contract import inert
+    from megatron_async.mcore.arguments import add_megatron_options
+
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    add_megatron_options(parser)
+    known = parser._option_string_actions
+    flags = (f"--{flag}" for row in inert.ROWS for flag, _ in row.entries if f"--{flag}" not in APART)
+    return " ".join(word for flag in flags for word in other_value(known[flag]))
+
+
+def inert_problem(run: Callable[[str, int], Outcome]) -> str | None:
+    """What is wrong with a run that is given every inert option, or None."""
+    words = f"{TWO_BW} --position-embedding-type rope --use-distributed-optimizer"
+    same = np.array_equal(numbers(run(f"{words} {inert_words()}", 2)), numbers(run(words, 2)))
+    return None if same else "changes numbers"
+
+
 def lines_of(text: str) -> Iterator[str]:
     return filter(None, (" ".join(line.split()) for line in text.splitlines()))
 
@@ -321,6 +360,7 @@ def checks(run: Callable[[str, int], Outcome]) -> Iterator[tuple[str, Callable[[
         yield from ((f"resume: {line}", partial(resume_problem, kind, line, run)) for line in lines_of(lines))
     yield from ((f"five: {words}", partial(set_problem, words, run)) for words in sets_of_five())
     yield from ((line, partial(file_problem, line, run)) for line in lines_of(WRITES))
+    yield "every inert option", partial(inert_problem, run)
 
 
 def runner(pool: Pool) -> Callable[[str, int], Outcome]:

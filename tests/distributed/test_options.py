@@ -1,12 +1,12 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A few cases of `make options`: initialization, data-parallel overlap, a resume, five options at once."""
+"""A few cases of `make options`: initialization, overlap, a resume, inert options, five options at once."""
 
 import pytest
 
 from megatron_async.training.signals import SAVED_ON_REQUEST
 from tests.distributed.options import checks, runner, sets_of_five
 
-CHOSEN = ("embedding-init-method-std", "--overlap-grad-reduce", "no-save-optim", sets_of_five()[0])
+CHOSEN = ("embedding-init-method-std", "--overlap-grad-reduce", "no-save-optim", "every inert", sets_of_five()[0])
 
 
 @pytest.mark.parametrize("part", CHOSEN)

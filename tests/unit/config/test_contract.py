@@ -26,6 +26,7 @@ from megatron_async.config.contract.row import CONDITIONS  # noqa: E402
 from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
 from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
 from tests.distributed.jobs import BASE  # noqa: E402
+from tests.distributed.options import other_value  # noqa: E402
 from tools import document_arguments  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,16 +115,6 @@ def test_the_page_is_up_to_date():
 
 
 YARN = "no-yarn-correction-range-round-to-int"  # the opposite of another option, which is given
-
-
-def other_value(action):
-    """Words that give an option another value than its default."""
-    flag = action.option_strings[0]
-    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
-        return [flag]
-    if action.choices:
-        return [flag, next(str(getattr(one, "name", one)) for one in action.choices if one != action.default)]
-    return [flag, "attn" if action.dest.startswith("cuda_graph") else "7"]
 
 
 def test_every_refused_option_is_refused_with_a_reason(megatron):
