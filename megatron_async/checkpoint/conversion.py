@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 
 from megatron_async.checkpoint import folder, manifest
 from megatron_async.checkpoint.manifest import json_value
@@ -67,9 +68,9 @@ def gpt_arguments(args: argparse.Namespace) -> dict[str, Any]:
         end = "it ends" if at is None else f"{pattern[at]!r}"
         raise ValueError(
             f"--hybrid-layer-pattern {pattern}: {end} at position {len(pattern) if at is None else at}. A GPT has "
-            "attention (*) or Gated DeltaNet (G) and a feed-forward block (-) or experts (E) in turn."
+            "attention (* or +) or Gated DeltaNet (G) and a feed-forward block (-) or experts (E) in turn."
         )
-    linear = [hybrid.MIXERS.index(letter) for letter in pattern[::2]]
+    linear = [int(letter == Symbols.GDN) for letter in pattern[::2]]
     experts = [hybrid.BLOCKS.index(letter) for letter in pattern[1::2]]
     every = next((n for n in range(2, len(linear) + 1) if linear == [int(i % n > 0) for i in _numbers(linear)]), None)
     return _no_split() | {

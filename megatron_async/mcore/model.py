@@ -131,6 +131,7 @@ def gpu_submodules(config: Any, *, experts: bool) -> Any:
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
         qk_l2_norm=config.qk_l2_norm,
+        multi_latent_attention=config.multi_latent_attention,
     )
 
 

@@ -6,6 +6,7 @@
 | M | Mamba-2 |
 | G | Gated DeltaNet |
 | * | attention |
+| + | multi-latent attention |
 | - | dense feed-forward block |
 | E | experts |
 """
@@ -25,18 +26,19 @@ LETTERS = {
     Symbols.MAMBA: "Mamba",
     Symbols.GDN: "Gated DeltaNet",
     Symbols.ATTENTION: "attention",
+    Symbols.MLA: "multi-latent attention",
     Symbols.MLP: "feed-forward",
     Symbols.MOE: "experts",
 }
 BEYOND_HYBRID = (
     *("use_rope_scaling", "rotary_interleaved"),
     *("no_rope_freq", "window_attn_skip_freq", "apply_query_key_layer_scaling"),
-    *("multi_latent_attention", "use_mup"),
+    "use_mup",
 )
 """Arguments of a GPT that HybridModel does not read, that go by the number of a layer, or, the last, that Megatron
 calls experimental there."""
 
-MIXERS, BLOCKS = (Symbols.ATTENTION, Symbols.GDN), (Symbols.MLP, Symbols.MOE)
+MIXERS, BLOCKS = (Symbols.ATTENTION, Symbols.GDN, Symbols.MLA), (Symbols.MLP, Symbols.MOE)
 """Letters of the halves of a GPT's layer."""
 
 
@@ -75,14 +77,18 @@ def mamba_heads(args: argparse.Namespace) -> int:
 
 
 def continues_gpt(pattern: str | None, saved: Mapping[str, Any]) -> bool:
-    """Whether a pattern is the model of a saved GPT: attention and a block in turn, the same number of times."""
+    """Whether a pattern is the model of a saved GPT: attention and a block in turn, the same number of times.
+
+    Megatron reads such a checkpoint into the HybridModel, unless it has latents.
+    """
     block = Symbols.MLP if saved.get("num_experts") is None else Symbols.MOE
     gpt = saved.get("hybrid_layer_pattern") is None and saved.get("experimental_attention_variant") is None
     return gpt and pattern is not None and layers_of(pattern) == (Symbols.ATTENTION + block) * saved["num_layers"]
 
 
 def complete(args: argparse.Namespace, stages: int) -> None:
-    """Set the number of layers from the pattern, as Megatron does, and cut a pattern without stages evenly.
+    """Set the number of layers and the kind of attention from the pattern, as Megatron does, and cut a pattern without
+    stages evenly.
 
     Args:
         args: parsed arguments with a pattern.
@@ -90,6 +96,7 @@ def complete(args: argparse.Namespace, stages: int) -> None:
     """
     pattern = args.hybrid_layer_pattern
     args.num_layers = len(layers_of(pattern))
+    args.multi_latent_attention |= Symbols.MLA in pattern
     size, rest = divmod(args.num_layers, max(stages, 1))
     uneven = args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers
     if Symbols.PIPE not in pattern and size and not rest and not uneven:
@@ -126,9 +133,10 @@ def model_config(args: argparse.Namespace) -> Any:
 
 def letters_of_gpt(args: argparse.Namespace) -> list[str]:
     """The two letters of each layer of a GPT."""
+    mixers = Symbols.MLA if args.multi_latent_attention else Symbols.ATTENTION, Symbols.GDN
     linear = linear_attention_pattern(args)
     experts = moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
-    return [MIXERS[mixer] + BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
+    return [mixers[mixer] + BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
 
 
 def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
@@ -165,6 +173,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     for position, letter in enumerate(pattern):
         if letter not in LETTERS and letter != Symbols.PIPE:
             yield f"{option}: {letter!r} at position {position} is not a layer that is supported here. Use {known}, |."
+    if args.multi_latent_attention and Symbols.ATTENTION in pattern:
+        yield f"{option} with --multi-latent-attention: * is attention without latents. Write + in its place."
     stages = pattern.split(Symbols.PIPE)
     for number, stage in enumerate(stages[1:-1], start=1):  # embedding and head can be stages of their own
         if not stage:

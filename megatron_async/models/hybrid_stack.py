@@ -84,13 +84,15 @@ def stack_spec(transformer: Any) -> ModuleSpec:
     if transformer.num_moe_experts is not None:
         experts = layer_submodules(transformer, experts=True)
     add = dense.self_attn_bda
+    attention = ModuleSpec(TransformerLayer, submodules=_attention(dense))
     linear = TransformerLayerSubmodules(self_attention=delta_net(backend), self_attn_bda=add)
     return ModuleSpec(
         GPTStack if layers_of_gpt_layer(transformer) > 1 else Stack,
         submodules=HybridStackSubmodules(
             mamba_layer=_mamba(transformer, backend, add),
             gdn_layer=ModuleSpec(TransformerLayer, submodules=linear),
-            attention_layer=ModuleSpec(TransformerLayer, submodules=_attention(dense)),
+            attention_layer=attention,
+            mla_layer=attention,
             mlp_layer=ModuleSpec(MLPLayer, submodules=_feed_forward(dense)),
             moe_layer=ModuleSpec(MoETransformerLayer, submodules=_feed_forward(experts)),
         ),

@@ -76,8 +76,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             f"--multi-latent-attention with --tensor-model-parallel-size {tensor} and without --sequence-parallel: "
             "Megatron-Core does not sum the gradient of the keys' rotary part over the ranks. Add --sequence-parallel."
         )
-    if args.hybrid_layer_pattern is not None:
-        yield "--multi-latent-attention with --hybrid-layer-pattern: only GPTModel has it. Leave one of them out."
     if args.transformer_impl == "local" and args.qk_layernorm and args.q_lora_rank is None:
         yield (
             "--qk-layernorm with --multi-latent-attention and without --q-lora-rank: the norm of the queries needs "

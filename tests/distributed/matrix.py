@@ -45,11 +45,12 @@ _DELTA_NET = (
 )
 MODELS["hybrid"] = f"--hybrid-layer-pattern M-*EG-*M {_EXPERTS} {_MAMBA} {_DELTA_NET}"
 # Multi-latent attention with experts behind a first dense layer.
-_LATENT = (
+LATENT = (
     "--multi-latent-attention --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 "
     "--v-head-dim 12 --rope-type rope --qk-layernorm --position-embedding-type rope"
 )
-MODELS["latent"] = f"{_LATENT} {_EXPERTS} --moe-layer-freq [0]+[1]*3"
+MODELS["latent"] = f"{LATENT} {_EXPERTS} --moe-layer-freq [0]+[1]*3"
+MODELS["hybrid-latent"] = f"--hybrid-layer-pattern M-+EG-+M {LATENT} {_EXPERTS} {_MAMBA} {_DELTA_NET}"
 
 _GPT = ("dense", "moe")
 PRECISIONS = {"fp32": "", "bf16": "--bf16"}
@@ -155,6 +156,7 @@ def cells() -> list[Cell]:
         *product(("wpipe",), wpipe_layouts, ("hybrid",), ("fp32",), ("plain",), ("muon",)),
         *product(("2bw",), pipelines, ("latent",), ("fp32",), SHARDING, ("muon",)),
         *product(("wpipe",), ("PP2",), ("latent",), ("fp32",), ("plain",), ("muon",)),
+        *product(("2bw",), ("PP2", "PP2xTP2"), ("hybrid-latent",), ("fp32",), ("plain",), ("muon",)),
         *product(("pipedream",), ("PP2", "PP4", "PP2xDP2"), ("dense",), PRECISIONS, ("plain",), ("adam",)),
     ]
     return [Cell(*values) for values in combinations]

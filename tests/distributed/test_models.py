@@ -7,6 +7,7 @@ import pytest
 from benchmarks.processes import Pool
 from megatron_async.models.presets import PRESETS
 from tests.distributed.jobs import Outcome
+from tests.distributed.matrix import MODELS
 from tests.distributed.test_parity import ATOL, RTOL, assert_same_run
 
 MINIATURES = [name for name, preset in PRESETS.items() if preset.miniature_of]
@@ -68,9 +69,12 @@ AS_HYBRID = {
 }
 
 
-@pytest.mark.parametrize("run", AS_HYBRID)
+@pytest.mark.parametrize("run", [*AS_HYBRID, "latent attention"])
 def test_a_gpt_built_as_hybrid_model_gives_the_same_bits(pool, run):
-    line = f"--model moe-10b-hybrid-mini --num-layers 4 --pipeline-model-parallel-size 2 {AS_HYBRID[run]}"
+    line = f"--model moe-10b-hybrid-mini --num-layers 4 --pipeline-model-parallel-size 2 {AS_HYBRID.get(run, '')}"
+    if run not in AS_HYBRID:
+        sizes = "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --normalization RMSNorm"
+        line = f"{sizes} --swiglu --disable-bias-linear {MODELS['latent']} --pipeline-model-parallel-size 2"
     gpt, hybrid = (train(pool, f"{line} --model-class {name}", 2) for name in ("gpt", "hybrid"))
     for one, other in zip(gpt, hybrid, strict=True):
         assert (one.losses, one.grad_norms) == (other.losses, other.grad_norms)

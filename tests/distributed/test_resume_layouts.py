@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.matrix import MODELS, UNTIED
+from tests.distributed.matrix import LATENT, MODELS, UNTIED
 from tests.distributed.test_resume import EF, PP2, PP2_2BW, SCHEDULES, assert_close, assert_continues, resume, train
 
 LAYOUTS = {
@@ -118,9 +118,21 @@ def test_a_gpt_continues_as_a_hybrid_model(pool, saved, layout):
     """Weights, older versions, optimizer state and previous updates find their places."""
     ranks, arguments = GPT_AS_HYBRID[layout]
     folder, whole = saved(f"--optimizer muon {EF} {PP2_2BW}", 2)
-    found = resume(pool, folder, 3, f"--optimizer muon {EF} {arguments}", ranks)
+    assert_losses_go_on(resume(pool, folder, 3, f"--optimizer muon {EF} {arguments}", ranks), whole)
+
+
+def assert_losses_go_on(found, whole):
     losses = [outcome.losses for outcome in (*whole, *found) if outcome.losses]
     np.testing.assert_allclose(losses[-1], losses[0][3:], rtol=1e-5)
+
+
+def test_a_gpt_with_latents_continues_as_a_hybrid_model_after_a_conversion(pool, saved, tmp_path):
+    recipe = f"--optimizer muon {LATENT} {EF}"
+    folder, whole = saved(f"{recipe} {PP2_2BW}", 2)
+    words = ["to-hybrid", "--load", str(folder), "--ckpt-step", "3", "--save", str(tmp_path)]
+    assert pool.run("tests.distributed.megatron_jobs:convert", words, ranks=1) == [0]
+    arguments = f"{recipe} --hybrid-layer-pattern +-+-+|-+- {PP2_2BW}"
+    assert_losses_go_on(resume(pool, tmp_path, 3, arguments, 2), whole)
 
 
 @pytest.mark.parametrize("change", SHARDED)

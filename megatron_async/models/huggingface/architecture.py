@@ -231,10 +231,11 @@ def _unknown_to_hugging_face(args: argparse.Namespace, name: str) -> Iterator[st
 
 def _letters(pattern: str, where: str) -> Iterator[str]:
     """Layers of a pattern that cannot be converted, with their positions."""
+    of_gpt = "A pattern of a GPT's layers can be converted after `megatron-async convert to-gpt`"
     reasons = {
         "E": f"{NEMOTRON_H} routes by sigmoid scores and always has a shared expert, which is not supported here",
-        "G": f"{NEMOTRON_H} has no Gated DeltaNet. A pattern of a GPT's layers can be converted after "
-        "`megatron-async convert to-gpt`",
+        "G": f"{NEMOTRON_H} has no Gated DeltaNet. {of_gpt}",
+        "+": f"{NEMOTRON_H} has no multi-latent attention. {of_gpt}",
     }
     for position, letter in enumerate(patterns.layers_of(pattern)):
         if letter not in "M*-":

@@ -17,7 +17,7 @@ ALIKE = Namespace(
     moe_layer_freq=1,
     experimental_attention_variant=None,
     linear_attention_freq=None,
-    **dict.fromkeys(BEYOND_HYBRID, False),
+    **dict.fromkeys((*BEYOND_HYBRID, "multi_latent_attention"), False),
 )
 FIRST, SECOND = torch.arange(6.0).view(2, 3), torch.arange(16.0).view(2, 4, 2)
 LAYERS = "optimizer.state.exp_avg.decoder.layers."
@@ -82,6 +82,7 @@ def test_other_layers_keep_tensors_of_their_own():
         ("*-*E", {"moe_layer_freq": [0, 1]}),
         ("GEGE*EGEGE*E", {"linear_attention_freq": 3, "experimental_attention_variant": "gated_delta_net"}),
         ("*EGE", {"linear_attention_freq": [0, 1]}),
+        ("+-+E", {"moe_layer_freq": [0, 1], "linear_attention_freq": None}),
     ],
 )
 def test_arguments_come_back(pattern, changes):
@@ -91,6 +92,7 @@ def test_arguments_come_back(pattern, changes):
     assert found["hybrid_layer_pattern"] is None and changes.items() <= found.items()
     gpt = Namespace(**vars(args) | found)
     gpt.num_experts = 4 if "E" in pattern else None
+    gpt.multi_latent_attention = "+" in pattern
     again = conversion.hybrid_arguments(gpt)
     assert (again["hybrid_layer_pattern"], again["num_layers"]) == (letters, len(letters))
 

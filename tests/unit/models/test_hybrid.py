@@ -38,6 +38,7 @@ WPIPE = (*PP2, "--pipeline-schedule", "wpipe", "--untie-embeddings-and-output-we
         ("M-|*-|M-", WPIPE, 2, r"has 3 stage\(s\), ends at positions \[2, 5\].*wpipe needs 2 for each.* = 4\."),
         ("M-|*-", (), 1, r"has 2 stage\(s\), ends at positions \[2\].* = 1\."),
         ("M-*", (*PP2, "--pipeline-schedule", "2bw"), 2, "cannot be split evenly"),
+        ("M-*-", ("--multi-latent-attention",), 1, r"with --multi-latent-attention: \* is attention .* Write \+"),
         ("M-*E", (), 1, "E at position 3 needs --num-experts"),
         ("M-*-", EXPERTS, 1, "has no E"),
         ("M-*-", ("--mamba-num-groups", "3"), 1, "4 Mamba heads cannot be divided among --mamba-num-groups 3"),
@@ -112,6 +113,7 @@ def test_what_hybrid_model_lacks_is_built_as_gpt(parse_gpt, flag):
         ("--pipeline-model-parallel-size 2 --account-for-loss-in-pipeline-split --num-layers 3", 2, "*-*-|*-"),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E|t*4L", 2, "|*-*-*-*-"),
         ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", 2, "*-|*-|*-|*-"),
+        ("--multi-latent-attention --position-embedding-type rope", 1, "+-+-+-+-"),
         (
             "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-num-key-heads 2 "
             "--linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8",

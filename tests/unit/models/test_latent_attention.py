@@ -134,7 +134,6 @@ def test_keys_and_values_of_the_up_projection_are_matrices_of_their_own() -> Non
         (["--tensor-model-parallel-size", "2", "--sequence-parallel", "--q-lora-rank", "25"], "--q-lora-rank 25"),
         (["--tensor-model-parallel-size", "2", "--sequence-parallel", "--kv-lora-rank", "17"], "--kv-lora-rank 17"),
         (["--qk-layernorm"], "without --q-lora-rank"),
-        (["--model-class", "hybrid"], "only GPTModel has it"),
         (["--attention-output-gate"], "--attention-output-gate"),
         (["--group-query-attention", "--num-query-groups", "2"], "--group-query-attention"),
     ],
