@@ -113,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=3, help="turns of every split (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of layers (default: %(default)s)")
     options = parser.parse_args(argv)
+    if min(options.batches, options.turns) < 1 or options.seconds < 0:
+        parser.error("--batches and --turns must be at least 1, --seconds at least 0")
     used = results.machine()
     with Pool() as pool:
         simulations = [row for model in MODELS for row in simulated(pool, model, options.seconds)]

@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=_named_path, metavar="NAME=FILE", help="metrics files")
     parser.add_argument("--reference", help="run that gaps are measured against (default: the first)")
     parser.add_argument("--output", type=Path, default=Path("runs/plots"), help="folder (%(default)s)")
-    parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
+    parser.add_argument(
+        "--format", choices=("png", "svg", "pdf"), default="png", help="of the pictures (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     names = [name for name, _ in options.runs]
     if repeated := sorted({name for name in names if names.count(name) > 1}):

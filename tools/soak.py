@@ -75,10 +75,10 @@ class Plan:
 def main(argv: list[str]) -> int:
     """Exit status: 0 if nothing was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=50, help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after that long, with fewer kills")
     parser.add_argument("--iterations", type=int, default=40, help="batches in a run")
-    parser.add_argument("--save-interval", type=int, default=3)
+    parser.add_argument("--save-interval", type=int, default=3, help="batches between checkpoints")
     parser.add_argument("--async-save", action="store_true", help="write checkpoints while training goes on")
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     options = parser.parse_args(argv)

@@ -10,8 +10,6 @@ from rich.table import Table
 from megatron_async.optim import registry
 from megatron_async.optim.options import all_options, options_of
 
-MARKERS = ("<!-- begin optimizers -->", "<!-- end optimizers -->")
-"""Lines of docs/optimizers.md around the tables."""
 SCOPES = {"matrix": "hidden matrices", "tensor": "all parameters", "element": "all parameters"}
 
 

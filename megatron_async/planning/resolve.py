@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Defaults of a dry run for arguments that a real run must give."""
+"""Defaults of a dry run for arguments that a real run must give, and values that follow from arguments."""
 
 import argparse
 import math

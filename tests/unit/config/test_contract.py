@@ -27,7 +27,7 @@ from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
 from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
 from tests.distributed.jobs import BASE  # noqa: E402
 from tests.distributed.options import other_value  # noqa: E402
-from tools import document_arguments  # noqa: E402
+from tools import document  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO_BW = "--pipeline-model-parallel-size 2 --pipeline-schedule 2bw".split()
@@ -109,9 +109,9 @@ def test_the_named_test_names_the_option(megatron):
     assert missing == []
 
 
-def test_the_page_is_up_to_date():
-    text = document_arguments.DOCUMENT.read_text(encoding="utf-8")
-    assert document_arguments.page() == text, "run python tools/document_arguments.py"
+def test_the_pages_are_up_to_date():
+    for path, page in document.pages().items():
+        assert page == path.read_text(encoding="utf-8"), f"{path}: run python tools/document.py"
 
 
 YARN = "no-yarn-correction-range-round-to-int"  # the opposite of another option, which is given

@@ -73,7 +73,7 @@ def test_the_entry_point_names_all_of_them_and_ends_with_status_2(install, capsy
     [
         "benchmark_optimizers.py --json x",
         "convert_checkpoint.py to-hf --load x --save y",
-        "document_optimizers.py",
+        "document.py",
         "generate.py --load x --tokenizer y --prompt z",
         "plan_run.py --devices 2 -- --model tiny --device cpu",
     ],

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_async.optim import listing
 from megatron_async.optim.algorithms import AdaMuon, Adan, Mars, MarsM, Muon, NAdam, NorMuon, Signum, Soap
 from megatron_async.optim.hyperparameters import COUNT, DECAY, NON_NEGATIVE, POSITIVE, choice, several
 from megatron_async.optim.registry import OptimizerSpec, find, names, register, specs
 
 OURS = [AdaMuon, Adan, Mars, MarsM, Muon, NAdam, NorMuon, Signum, Soap]
 MATRIX_ONLY = [AdaMuon, MarsM, Muon, NorMuon, Soap]
-DOCUMENT = Path(__file__).parents[3] / "docs" / "optimizers.md"
 
 
 def parameters(spec: OptimizerSpec) -> list[Parameter]:
@@ -323,10 +320,3 @@ def test_an_optimizer_is_described_in_full(spec: OptimizerSpec) -> None:
     text = "\n".join(spec.text)
     assert text.split("\n")[0].endswith(".")
     assert "\n    W = " in text and "\nLearning rate: " in text and "\nLinks: https://" in text
-
-
-def test_the_documentation_has_the_tables_of_the_code() -> None:
-    """`python tools/document_optimizers.py` writes them."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    begin, end = listing.MARKERS
-    assert text.split(begin)[1].split(end)[0].strip() == listing.markdown()
