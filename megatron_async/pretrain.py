@@ -10,7 +10,6 @@ if __name__ == "__main__":
 import argparse
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -29,8 +28,6 @@ USAGE_ERROR = 2
 def main(argv: Sequence[str], stops: StopRequests | None = None) -> int:
     """Carry out a command line; return the exit status."""
     stops = stops or StopRequests()
-    # Megatron warns at import about optional packages. A missing one that a run needs is reported by name later.
-    warnings.filterwarnings("ignore", module=r"megatron\.")
     if "--explain" in argv:
         return _explain([word for word in argv if word != "--explain"])
     if value_of(argv, "--model") == "list":

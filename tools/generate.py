@@ -6,7 +6,6 @@ python tools/generate.py --load runs/mine/checkpoints --tokenizer TOKENIZER_FOLD
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
@@ -35,7 +34,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for wrong arguments."""
     options = _parse(argv)
-    warnings.filterwarnings("ignore", module=r"megatron\.")
     platform.activate_or_exit("cpu")
     import torch
 

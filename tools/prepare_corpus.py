@@ -4,11 +4,11 @@
 import argparse
 import shlex
 import sys
-import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
+from megatron_async import platform
 from megatron_async.data.preprocessing.prepare import PartCounts, prepare_corpus
 
 
@@ -18,8 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", default="runs/data/stdlib", help="folder for the files (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens in the vocabulary (default: %(default)s)")
     options = parser.parse_args(arguments)
-    # Megatron warns of GPU libraries that are missing; data files need none.
-    warnings.filterwarnings("ignore", module="megatron")
+    platform.activate_or_exit("cpu")
     try:
         corpus = prepare_corpus(options.output, options.vocab_size)
     except (ValueError, OSError) as error:

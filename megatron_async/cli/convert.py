@@ -19,7 +19,6 @@ NemotronHForCausalLM without experts (--hybrid-layer-pattern of M, * and -), Dee
 import argparse
 import shlex
 import sys
-import warnings
 from pathlib import Path
 
 from megatron_async import platform
@@ -60,7 +59,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 if something stands in the way; every reason is printed."""
     options = _parse(argv)
-    warnings.filterwarnings("ignore", module=r"megatron\.")
     platform.activate_or_exit("cpu")
     try:
         print(_WAYS[options.direction](options))

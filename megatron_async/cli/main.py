@@ -4,7 +4,6 @@
 import difflib
 import importlib
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,8 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"megatron-async: {name}: no such command.{hint} There are {', '.join(COMMANDS)}.\n")
         return 2
     end_with_launcher()
-    # Megatron warns at import about optional packages of GPUs; what a command needs is reported by name.
-    warnings.filterwarnings("ignore", module=r"megatron\.")
     command = COMMANDS[name]
     status: int = getattr(importlib.import_module(command.module), command.function)(options)
     return status

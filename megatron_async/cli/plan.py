@@ -16,7 +16,6 @@ import argparse
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +183,6 @@ def _comparison(outcomes: "Sequence[Outcome]") -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if no layout fits or a run would refuse those that do, 2 for wrong arguments."""
     options, run = _parse(list(sys.argv[1:] if argv is None else argv))
-    warnings.filterwarnings("ignore", module=r"megatron\.")
     gpu.set_environment(one_queue=True)
     platform.activate_or_exit(platform.choose(value_of(run, "--device") or "auto")[0])
     if options.measure is not None:

@@ -7,9 +7,9 @@ Exit status 2: the input or an option cannot be used; standard error says why, a
 
 import argparse
 import sys
-import warnings
 from dataclasses import fields
 
+from megatron_async import platform
 from megatron_async.data.preprocessing.preprocess import InputError, PreprocessOptions, Progress, preprocess
 from megatron_async.data.preprocessing.sources import FORMATS, TEXT_UNITS
 from megatron_async.data.preprocessing.tokenizer import tokenizer_namespace
@@ -24,8 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         **{field.name: chosen.pop(field.name) for field in fields(PreprocessOptions) if field.name in chosen},
     )
     del chosen["partitions"], chosen["keep_sequential_samples"]
-    # Megatron warns of GPU libraries that are missing; tokenizing needs none.
-    warnings.filterwarnings("ignore", module="megatron")
+    platform.activate_or_exit("cpu")
     try:
         done = preprocess(options, tokenizer_namespace(**chosen), _report)
     except InputError as error:

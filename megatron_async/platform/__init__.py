@@ -4,6 +4,7 @@
 import gc
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,8 @@ def activate(device: Device) -> None:
         UnsupportedVersion: the installed Megatron-Core or emerging-optimizers is outside the tested range.
     """
     check_versions()
+    # Megatron warns at import about optional packages. A missing one that a run needs is reported by name.
+    warnings.filterwarnings("ignore", module=r"megatron\.")
     if device == "cpu":
         # Megatron demands it for tensor parallelism on the GPUs that it believes to have; nothing reads it.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
