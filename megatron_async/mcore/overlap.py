@@ -18,7 +18,7 @@ def reduce_in_backwards(args: argparse.Namespace, model: Sequence[Any]) -> None:
             config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
 
 
-def let_weights_be(args: argparse.Namespace, model: Sequence[Any]) -> None:
+def remove_gather_hooks(args: argparse.Namespace, model: Sequence[Any]) -> None:
     """Remove the hooks that a wrapped model with `--overlap-param-gather` begins with."""
     if args.overlap_param_gather:
         for chunk in model:

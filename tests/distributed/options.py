@@ -34,6 +34,7 @@ LAYOUTS = {
     "2BW x DP2": (4, TWO_BW),
     "1F1B": (2, STAGES),
     "1F1B, two chunks": (4, "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"),
+    "1F1B x DP2, two chunks": (4, f"{STAGES} --num-virtual-stages-per-pipeline-rank 2"),
     "DP2": (2, ""),
     "TP2 x EP2": (4, "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2"),
 }
@@ -174,6 +175,9 @@ KEEPS = {
         """,
     ("1F1B, two chunks", "--num-layers 8"): """
         --no-overlap-p2p-communication
+        """,
+    ("1F1B x DP2, two chunks", ""): """
+        --overlap-grad-reduce
         """,
     ("DP2", ""): """
         --overlap-grad-reduce --no-align-grad-reduce

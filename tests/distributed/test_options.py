@@ -6,7 +6,7 @@ import pytest
 from megatron_async.training.signals import SAVED_ON_REQUEST
 from tests.distributed.options import checks, runner, sets_of_five
 
-CHOSEN = ("embedding-init-method-std", "--overlap-grad-reduce", "no-save-optim", "every inert", sets_of_five()[0])
+CHOSEN = ("embedding-init-method-std", "--no-align-grad-reduce", "no-save-optim", "every inert", sets_of_five()[0])
 
 
 @pytest.mark.parametrize("part", CHOSEN)
