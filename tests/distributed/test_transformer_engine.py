@@ -15,6 +15,7 @@ import pytest
 from benchmarks.processes import Pool
 from tests import standins
 from tests.distributed.jobs import BASE, SMALL_CORPUS, Outcome
+from tests.distributed.matrix import LATENT
 from tests.distributed.test_parity import assert_bit_equal, assert_same_run, train
 from tests.distributed.test_resume import assert_continues
 
@@ -26,6 +27,7 @@ EXPERTS = (
 )
 LOCAL_NAMES = (
     (r"self_attention\.linear_qkv\.layer_norm_weight", "input_layernorm.weight"),
+    (r"self_attention\.linear_(q|kv)_up_proj\.layer_norm_weight", r"self_attention.\1_layernorm.weight"),
     (r"mlp\.linear_fc1\.layer_norm_weight", "pre_mlp_layernorm.weight"),
     (r"experts\.(linear_fc.)\.weight(\d+)", r"experts.local_experts.\2.\1.weight"),
 )
@@ -53,6 +55,7 @@ RUNS = {
     "dense": f"--optimizer muon {EF}",
     "experts": f"--optimizer adam {EF} {EXPERTS}",
     "grouped experts": f"--optimizer adam {EF} {EXPERTS} --moe-grouped-gemm --recompute-granularity selective",
+    "latent attention": f"--optimizer muon {EF} {LATENT}",
 }
 
 
