@@ -5,6 +5,7 @@ The executor knows no particular schedule. In steady state it waits for its neig
 for nothing else. Updates advance between actions and are due at their place in the schedule.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,13 @@ from megatron_async.pipeline.links import StageLinks
 from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import DeferredUpdate, UpdateReport
 from megatron_async.pipeline.weights import WeightVersions
+from megatron_async.platform.host import Pace
 from megatron_async.schedules.actions import Action, Backward, Forward, Reduce, Update
+
+_INTERVAL = 1e-4
+"""Seconds between two looks of a host that waits."""
+_PATIENCE = 1.0
+"""Seconds that a host waits for its device before it launches steps meanwhile: longer than most actions."""
 
 Plan = Callable[[int], Iterator[Action]]
 """Number of batches -> this rank's actions for a segment of that many batches."""
@@ -100,7 +107,7 @@ class Executor:
         links: to the neighbors.
         hooks: the training loop's part.
         timeline: measures the actions.
-        pace: called after each forward and backward; keeps the host from running ahead of the device.
+        pace: keeps the host from running ahead of the device.
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class Executor:
         links: StageLinks,
         hooks: Hooks,
         timeline: Timeline,
-        pace: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._chunks, self.step, self._links, self._hooks, self._timeline = chunks, step, links, hooks, timeline
         self._pace = pace
@@ -136,9 +143,8 @@ class Executor:
                 stop_after = self._perform(action)
                 self._hooks.acted()
                 if self._pace is not None and isinstance(action, Forward | Backward):
-                    self._pace()
-                for chunk in self._chunks:
-                    chunk.update.poll()
+                    self._keep_pace(self._pace)
+                self._poll()
             except RuntimeError as error:
                 raise StageFailure(self._place(action, done, first_batch)) from error
             if stop_after is not None and stop_after + 1 < first_batch + batches:
@@ -150,6 +156,28 @@ class Executor:
             self._report(chunk)
         assert not any(chunk.in_flight for chunk in self._chunks)
         return batches
+
+    def _poll(self) -> None:
+        for chunk in self._chunks:
+            chunk.update.poll()
+
+    def _keep_pace(self, pace: Pace) -> None:
+        """Wait until the device has finished all forwards and backwards but the last one.
+
+        Steps are launched between actions: at other moments they would delay the pipeline on every rank anew. But where
+        the device waits for other ranks, these may wait for a step of this one: they meet in the gather of its weights.
+        """
+        if (finished := pace()) is not None:
+            self._poll_until(finished.query, patience=_PATIENCE)
+            finished.synchronize()
+
+    def _poll_until(self, ready: Callable[[], bool], patience: float = 0.0) -> None:
+        """After some seconds of patience, poll until it is ready or no step is left to launch."""
+        begin = time.monotonic()
+        while not ready() and any(chunk.update.waits_for_norm for chunk in self._chunks):
+            time.sleep(_INTERVAL)
+            if time.monotonic() >= begin + patience:
+                self._poll()
 
     def _expect(self, batches: int) -> None:
         """More (or, where negative, fewer) batches are to come over the links."""
@@ -235,6 +263,8 @@ class Executor:
 
     def _reduce(self, action: Reduce) -> int | None:
         chunk = self._chunks[action.chunk]
+        # The step of the last batch comes before the next chain.
+        self._poll_until(lambda: not chunk.update.waits_for_norm)
         stop_after = self._report(chunk)
         self._hooks.action(action.kind, action.batch)
         chunk.update.start(
@@ -246,6 +276,7 @@ class Executor:
         self._hooks.action(action.kind, action.batch)
         update = self._chunks[action.chunk].update
         update.wait(action.batch)
+        self._poll_until(lambda: update.known(action.batch))
         with self._timeline.span("U", batch=action.batch, version=action.batch + 1, chunk=action.chunk):
             report = update.apply(action.batch)
         return None if report is None else self._hooks.updated(report)

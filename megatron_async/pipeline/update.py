@@ -54,7 +54,7 @@ class Launch(Enum):
     """When the host launches the parts of an update."""
 
     AT_UPDATE = "at the update"
-    """Each collective when the one before it is found complete; the step at U. For CPUs."""
+    """On CPUs each collective when the one before it is found complete; the step at U. For CPUs."""
     WHEN_KNOWN = "when the norm is known"
     """As before, but the step as soon as the host finds the norm. For GPUs. Ranks find it at different moments, so the
     step must not hold up the compute that others need to come that far: each stream has a hardware queue of its own."""
@@ -113,6 +113,9 @@ class DeferredUpdate:
             launch is not Launch.WHEN_KNOWN or device().type == "cuda" or not self._step_has_collectives()
         )
         self._launch = launch if early else Launch.AT_UPDATE
+        # A device comes to each collective by itself. If hosts launched one when they find the one before it complete,
+        # a rank that synchronizes its device could wait for the norm of a rank whose host waits for that rank.
+        self._chains_at_once = launch is Launch.AT_ONCE or device().type == "cuda"
         self._streams: Any = torch.get_device_module(device())
         self._stream = self._streams.Stream(priority=-1)  # before compute, where both are ready
         self._in_flight: dict[int, Reduction] = {}
@@ -140,17 +143,37 @@ class DeferredUpdate:
                 self._step_at_once(batch, tokens)
                 return
         self._in_flight[batch], self._tokens[batch] = chain, tokens
+        if self._chains_at_once:
+            self._launch_chains()
 
     def poll(self) -> None:
         """Launch what has become possible, batch by batch."""
         if not self._in_flight:
             return
-        with self._beside(), torch.no_grad():
-            poll_in_order(self._in_flight.values())
+        self._launch_chains()
         oldest = next(iter(self._in_flight))
         # A later step may need what the loop does after the report of this one.
         if self._launch is not Launch.AT_UPDATE and oldest not in self._reports and self._collectives.known(oldest):
             self._step_or_skip(oldest)
+
+    def _launch_chains(self) -> None:
+        with self._beside(), torch.no_grad():
+            if not self._chains_at_once:
+                poll_in_order(self._in_flight.values())
+                return
+            for batch, chain in self._in_flight.items():
+                chain.finish()
+                if batch not in self._reports:
+                    return  # its step must not stand behind the norm of a later batch
+
+    @property
+    def waits_for_norm(self) -> bool:
+        """Whether a step is to be launched as soon as its norm is known: `poll` does it."""
+        return self._launch is not Launch.AT_UPDATE and bool(self._in_flight.keys() - self._reports.keys())
+
+    def known(self, batch: int) -> bool:
+        """Whether `apply` would not wait for the norm."""
+        return batch not in self._in_flight or batch in self._reports or self._collectives.known(batch)
 
     def wait(self, batch: int) -> None:
         """Before the update of `batch`: wait for its reductions. In steady state they are done by now."""

@@ -17,6 +17,9 @@ import torch
 from benchmarks.device.costs import Machine
 from benchmarks.device.engine import COMPUTE, Device, Host, Operation, Program, Simulation
 
+LONGEST_SLEEP = 5000.0
+"""ms after which a host that launches nothing is said to hang."""
+
 _here = threading.local()
 
 
@@ -48,6 +51,7 @@ class Rank:
         self.waits: defaultdict[str, list[Operation]] = defaultdict(list)
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.error: BaseException | None = None
+        self._slept = 0.0
         self._request: Program | None = None
         self._to_thread, self._to_simulation = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -60,6 +64,7 @@ class Rank:
 
     def burst(self, category: str, duration: float, launches: int) -> Operation:
         """Launch kernels on the current stream."""
+        self._slept = 0.0
         operation = Operation(self.device, self.current, category, duration, max(1, launches))
         self._ask(self.host.launch(operation, self.waits.pop(self.current, ())))
         return operation
@@ -68,6 +73,7 @@ class Rank:
         """Launch an operation of a group, on the group's own stream behind the current one."""
         number = self.counts[group.name] = self.counts[group.name] + 1
         meeting = self.simulation.meeting((group.name, number), size, latency)
+        self._slept = 0.0
         operation = Operation(self.device, group.name, category, meeting=meeting)
         self._ask(self.host.launch(operation, self.issued(self.current)))
         return operation
@@ -75,6 +81,11 @@ class Rank:
     def work(self, time: float) -> None:
         """The host is busy."""
         self._ask(iter([time]))  # type: ignore[arg-type]
+
+    def sleep(self, time: float) -> None:
+        """The host looks again later, but not for ever: what has not come after some seconds never comes."""
+        self._slept += time
+        self._ask(iter([time if self._slept < LONGEST_SLEEP else None]))  # type: ignore[arg-type]
 
     def wait_for(self, operations: list[Operation]) -> None:
         """The host waits."""

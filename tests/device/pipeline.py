@@ -27,6 +27,8 @@ from megatron_async.schedules import SCHEDULES
 from tests.device.machine import Event, Group, HostValues, Rank, Streams, rank_here, start
 
 _NORM_LAUNCHES = 10
+_INTERVAL = 1.0
+"""ms between two looks of a host that waits; shorter ones take long to simulate."""
 
 
 @dataclass
@@ -277,6 +279,7 @@ def _simulated() -> Iterator[None]:
         (
             update,
             {
+                "device": lambda: torch.device("cuda"),
                 "gathers_whole_parameters": lambda optimizer: False,
                 "gathering_buckets": lambda chunk: [],
                 "reduce_over_tensor_parallel": lambda chunk: None,
@@ -289,6 +292,9 @@ def _simulated() -> Iterator[None]:
                 "megatron_forward_step": _forward_step,
                 "backward_step": _backward_step,
                 "get_model_config": lambda module: SimpleNamespace(deallocate_pipeline_outputs=False),
+                "time": SimpleNamespace(
+                    sleep=lambda _: rank_here().sleep(_INTERVAL), monotonic=lambda: rank_here().simulation.now / 1000
+                ),
             },
         ),
     ]

@@ -15,8 +15,9 @@ from megatron_async import platform
 platform.activate("cpu")
 
 from benchmarks.device import POLICIES, Machine, StageTimes, simulate_device  # noqa: E402
+from megatron_async.pipeline.executor import Executor  # noqa: E402
 from megatron_async.pipeline.links import Link  # noqa: E402
-from megatron_async.pipeline.update import Launch  # noqa: E402
+from megatron_async.pipeline.update import DeferredUpdate, Launch  # noqa: E402
 from megatron_async.schedules import SCHEDULES, make_schedule  # noqa: E402
 from tests.device.pipeline import Run  # noqa: E402
 
@@ -119,3 +120,69 @@ def test_neighbors_may_synchronize_at_the_same_time_in_the_first_batch(name):
         places = frozenset((one, draw.randrange(2 * microbatches)) for one in (rank, other))
         found = run(name, 3, microbatches, "when-known", synchronize=places, segments=(1, 1), at_use=1)
         assert found.hung == [], places
+
+
+def hang_everywhere(name: str, replicas: int) -> list[int]:
+    """Ranks of 2 stages that hang when they synchronize their device in every forward and backward."""
+    actions = range(2 * 2 * SCHEDULES[name].chunks * 3)
+    return [
+        rank
+        for rank in range(2 * replicas)
+        if run(
+            name,
+            2,
+            SCHEDULES[name].least_microbatches(2),
+            "when-known",
+            times=[TIMES] * (2 * replicas),
+            segments=(3,),
+            synchronize=frozenset(product([rank], actions)),
+        ).hung
+    ]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", ["2bw", "2bw-eager", "wpipe"])
+def test_a_rank_may_synchronize_everywhere_while_updates_are_in_flight(name, replicas):
+    assert hang_everywhere(name, replicas) == []
+
+
+def test_collectives_that_the_host_launches_one_by_one_would_hang(monkeypatch):
+    """The fault of old: the last stage waits for the norm of the first one, whose host waits for the last one."""
+    make = DeferredUpdate.__init__
+
+    def with_polled_chains(self, **arguments):
+        make(self, **arguments)
+        self._chains_at_once = False
+
+    monkeypatch.setattr(DeferredUpdate, "__init__", with_polled_chains)
+    assert hang_everywhere("2bw", 1) == [1]
+
+
+def test_steps_that_no_host_launches_while_it_waits_would_hang(monkeypatch):
+    """A rank waits for the gather of its replica, whose host waits for a stage that waits for a gather itself."""
+    monkeypatch.setattr(Executor, "_poll_until", lambda *_, **__: None)
+    assert hang_everywhere("2bw", 1) == []
+    assert hang_everywhere("wpipe", 2) != []
+
+
+def random_run(seed: int) -> Run:
+    """Uneven stages and replicas; one rank synchronizes at random, in the first batch all ranks do."""
+    draw = random.Random(seed)
+    name, stages, replicas = draw.choice(DELAYED), draw.choice((2, 3, 4)), draw.choice((1, 2))
+    microbatches = SCHEDULES[name].least_microbatches(stages) + draw.randrange(stages + 1)
+    ranks, reduction = range(stages * replicas), draw.choice((1, 20, 60))
+    times = [
+        replace(TIMES, forward=draw.uniform(2, 38), backward=draw.uniform(4, 76), reduction=reduction) for _ in ranks
+    ]
+    machine = replace(MACHINE, transfer=draw.choice((0, 0.5, 3)), launches=draw.choice((50, 400, 2000)))
+    first, rest = (2 * microbatches * SCHEDULES[name].chunks * batches for batches in (1, 2))
+    places = {place for place in product(ranks, range(first)) if draw.random() < 0.5}
+    places |= set(product([draw.choice(ranks)], draw.sample(range(first, first + rest), draw.choice((1, 5, rest)))))
+    options = {"times": times, "machine": machine, "segments": (1, 2), "at_use": 1, "synchronize": frozenset(places)}
+    return run(name, stages, microbatches, draw.choice(list(LAUNCHES)), **options)
+
+
+def test_random_runs_do_not_hang(monkeypatch):
+    assert [seed for seed in range(30) if random_run(seed).hung] == []
+    monkeypatch.setattr(Link, "post_due", lambda *_: None)
+    assert [seed for seed in range(10) if random_run(seed).hung] != []
