@@ -71,6 +71,19 @@ def test_runs_equal_the_oracle_with_local_layers(pool: Pool, engine: Pool, name:
     assert_same_run(renamed, expected)
 
 
+def test_latent_attention_without_a_latent_of_queries(engine: Pool) -> None:
+    """Local layers lack its norm of queries, so the oracle has the stand-in too."""
+    recipe = (
+        f"--optimizer muon {EF} --multi-latent-attention --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 "
+        "--v-head-dim 12 --qk-layernorm --rope-type rope"
+    )
+    oracle = f"{recipe} --gradient-delay 1".split()
+    job = "tests.distributed.standin_jobs:train_with"
+    (expected,) = engine.run(job, "Transformer Engine", oracle, ranks=1, timeout=300)
+    assert any(name.endswith("linear_q_proj.layer_norm_weight") for name in expected.weights)
+    assert_same_run(train_with(engine, f"{recipe} {PP2}"), expected)
+
+
 def test_squared_relu_of_experts_is_fused(pool: Pool, engine: Pool) -> None:
     """--use-fused-weighted-squared-relu, which local experts do not have."""
     base = [word for word in BASE if word != "--swiglu"]
