@@ -206,7 +206,8 @@ ROWS: tuple[Row, ...] = (
     _shown(
         "tests/unit/models/test_kernels.py",
         "attention-backend flash-attention-version disable-bf16-reduced-precision-matmul cross-entropy-loss-fusion "
-        "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion",
+        "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion "
+        "moe-router-fusion",
         "kernels that Megatron-Core's layers call; stand-ins where they need a GPU. On CPUs fused ones are off",
     ),
     _shown(
@@ -216,7 +217,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _shown(
         CONTRACT,
-        "moe-permute-fusion moe-router-fusion cross-entropy-fusion-impl no-persist-layer-norm",
+        "moe-permute-fusion cross-entropy-fusion-impl no-persist-layer-norm",
         "kernels of Megatron-Core, which reads them from its TransformerConfig; on CPUs fused ones are off",
     ),
     _shown(

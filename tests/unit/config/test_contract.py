@@ -253,7 +253,7 @@ def test_kernels_reach_the_configuration_of_the_model(checked):
 
 READERS = {
     build_tokenizer: "tokenizer_hf_no_use_fast",
-    TransformerConfig: "moe_permute_fusion moe_router_fusion",
+    TransformerConfig: "moe_permute_fusion",
 }
 """What a run calls, and the arguments that it reads, where an effect would need a GPU, a service or a network."""
 

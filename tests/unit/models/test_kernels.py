@@ -21,6 +21,7 @@ from megatron.core.fusions import fused_bias_dropout, fused_softmax  # noqa: E40
 from megatron.core.models.common.embeddings import rope_utils  # noqa: E402
 from megatron.core.models.common.language_module import language_module  # noqa: E402
 from megatron.core.transformer import mlp, transformer_config  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
 from megatron_async.config import arguments  # noqa: E402
 from megatron_async.models import one_process  # noqa: E402
@@ -30,6 +31,7 @@ LINE = (
     "--micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0.01 --mock-data --tokenizer-type NullTokenizer "
     "--vocab-size 60 --make-vocab-size-divisible-by 4 --bf16 --normalization RMSNorm --seed 5"
 )
+EXPERTS = "--num-experts 2 --moe-ffn-hidden-size 32 --moe-router-topk 1 --moe-router-pre-softmax --swiglu"
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FLASH_ATTN_V2", "NVTE_FLASH_ATTN_V4")
 
 
@@ -60,6 +62,10 @@ def unfused_rotation(t: torch.Tensor, freqs: torch.Tensor, **_: Any) -> torch.Te
     return rope_utils._apply_rotary_pos_emb_bshd(t, freqs)
 
 
+def unfused_routing(**given: Any) -> Any:
+    return moe_utils.topk_routing_with_score_function(**given)
+
+
 KERNELS = {
     "--no-bias-swiglu-fusion": (mlp, "bias_swiglu_impl", None, "--swiglu", {"bias_swiglu_fusion": True}),
     "--no-bias-gelu-fusion": (mlp, "bias_gelu_impl", None, "", {"bias_gelu_fusion": True}),
@@ -84,6 +90,13 @@ KERNELS = {
         "",
         {"masked_softmax_fusion": True},
     ),
+    "--moe-router-fusion": (
+        moe_utils,
+        "fused_topk_with_score_function",
+        unfused_routing,
+        EXPERTS,
+        {"moe_router_fusion": True},
+    ),
     "--no-rope-fusion": (
         rope_utils,
         "fused_apply_rotary_pos_emb",
@@ -98,6 +111,7 @@ KERNELS = {
 @pytest.mark.parametrize("option", KERNELS)
 def test_the_kernel_runs_where_it_is_asked_for(monkeypatch, option):
     place, name, standin, words, switched = KERNELS[option]
+    monkeypatch.setattr(moe_utils, "HAVE_TE", True)
     monkeypatch.setattr(transformer_config, "is_te_min_version", lambda *version: True)
     monkeypatch.setattr(fused_softmax.FusedScaleMaskSoftmax, "get_batch_per_block", lambda *shape: 1)  # asks the kernel
     kernel = mock.Mock(side_effect=standin or getattr(place, name))
@@ -107,9 +121,6 @@ def test_the_kernel_runs_where_it_is_asked_for(monkeypatch, option):
     fused = built(words, loss, **switched)
     assert (without, kernel.call_count > 0) == (0, True)
     torch.testing.assert_close(fused, plain, rtol=0.02, atol=0.02)
-
-
-EXPERTS = "--num-experts 2 --moe-ffn-hidden-size 32 --moe-router-topk 1 --moe-router-pre-softmax --swiglu"
 
 
 @pytest.mark.parametrize("option", ["--moe-permute-fusion", "--moe-router-fusion", "--cross-entropy-loss-fusion"])
