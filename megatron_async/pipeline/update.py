@@ -168,8 +168,12 @@ class DeferredUpdate:
 
     @property
     def waits_for_norm(self) -> bool:
-        """Whether a step is to be launched as soon as its norm is known: `poll` does it."""
-        return self._launch is not Launch.AT_UPDATE and bool(self._in_flight.keys() - self._reports.keys())
+        """Whether a norm is on its way, and a step to be launched when it is known: `poll` does it.
+
+        Not on CPUs: there the norm may depend on further actions of this host.
+        """
+        early = self._chains_at_once and self._launch is not Launch.AT_UPDATE
+        return early and bool(self._in_flight.keys() - self._reports.keys())
 
     def known(self, batch: int) -> bool:
         """Whether `apply` would not wait for the norm."""
