@@ -9,6 +9,7 @@ for optimizer state and older weight versions stay.
 import argparse
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def convert(source: Path, root: Path, *, to_gpt: bool) -> argparse.Namespace:
         made = _to_gpt(contents, after) if to_gpt else _to_hybrid(contents)
         made.common["args"] = after
         place = root / folder.STAGING / source.name
+        shutil.rmtree(place.parent, ignore_errors=True)  # of a conversion that was killed
         place.mkdir(parents=True)
         distributed.write(made, place)
     _publish(source, root, {name: json_value(value) for name, value in changes.items()})

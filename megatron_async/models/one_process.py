@@ -7,6 +7,7 @@ layout, and any layout reads checkpoints of one process.
 
 import argparse
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,10 @@ def save(chunk: torch.nn.Module, args: argparse.Namespace, folder: Path) -> Path
         raise ValueError(f"{folder}: holds checkpoints already; give a new folder.")
     checkpoint = folder / _RELEASE
     checkpoint.mkdir(parents=True)
-    distributed.save_model_weights(chunk, args, checkpoint)
+    try:
+        distributed.save_model_weights(chunk, args, checkpoint)
+    except BaseException:
+        shutil.rmtree(checkpoint)  # or the next attempt would take it for a checkpoint
+        raise
     write_atomically(folder / _TRACKER, _RELEASE)
     return checkpoint

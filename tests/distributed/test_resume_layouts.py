@@ -129,6 +129,7 @@ def assert_losses_go_on(found, whole):
 def test_a_gpt_with_latents_continues_as_a_hybrid_model_after_a_conversion(pool, saved, tmp_path):
     recipe = f"--optimizer muon {LATENT} {EF}"
     folder, whole = saved(f"{recipe} {PP2_2BW}", 2)
+    (tmp_path / ".unfinished" / "iter_0000003").mkdir(parents=True)  # a conversion was killed before
     words = ["to-hybrid", "--load", str(folder), "--ckpt-step", "3", "--save", str(tmp_path)]
     assert pool.run("tests.distributed.megatron_jobs:convert", words, ranks=1) == [0]
     arguments = f"{recipe} --hybrid-layer-pattern +-+-+|-+- {PP2_2BW}"

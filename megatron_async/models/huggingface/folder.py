@@ -19,7 +19,7 @@ from megatron_async.models.huggingface.architecture import ConversionProblems
 SHARD_BYTES = 5_000_000_000
 """Largest shard, as the hub's own tools write them."""
 
-_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ONE, _INDEX, _UNFINISHED = "model.safetensors", "model.safetensors.index.json", ".shard-{}.new"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -97,9 +97,12 @@ class Weights:
 def _shards(folder: Path) -> list[str]:
     """Names of the files that the index lists, or of the only one."""
     index = folder / _INDEX
-    if index.is_file():
+    if not index.is_file():
+        return [_ONE]
+    try:
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    return [_ONE]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConversionProblems([f"{index}: not an index of shards ({type(error).__name__}: {error})."]) from error
 
 
 def _differences(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
@@ -132,7 +135,11 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
-    _write_shards(folder, tensors, shard_bytes)
+    try:
+        _write_shards(folder, tensors, shard_bytes)
+    finally:
+        for left in folder.glob(_UNFINISHED.format("*")):
+            left.unlink()
     for name in _TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
             with files.replacing(folder / name) as copy:
@@ -145,14 +152,14 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], sha
     number_of: dict[str, int] = {}
     count = total = 0
     for count, shard in enumerate(_batches(tensors, shard_bytes), start=1):
-        save_file(shard, folder / f".shard-{count}.new", metadata={"format": "pt"})
+        save_file(shard, folder / _UNFINISHED.format(count), metadata={"format": "pt"})
         number_of |= dict.fromkeys(shard, count)
         total += sum(tensor.nbytes for tensor in shard.values())
     for old in (*folder.glob("model-*-of-*.safetensors"), folder / _ONE, folder / _INDEX):
         old.unlink(missing_ok=True)
     names = [_ONE] if count == 1 else [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     for number, name in enumerate(names, start=1):
-        os.replace(folder / f".shard-{number}.new", folder / name)
+        os.replace(folder / _UNFINISHED.format(number), folder / name)
     if count > 1:
         weight_map = {tensor: names[number - 1] for tensor, number in number_of.items()}
         _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -153,6 +153,34 @@ def test_many_shards_hold_the_same(tmp_path):
         folders.Weights(tmp_path / "many", {})
 
 
+def test_an_export_that_fails_leaves_no_shards(tmp_path):
+    def tensors():
+        yield "one", torch.zeros(8)
+        yield "two", torch.zeros(8)
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        folders.write(tmp_path, {}, tensors(), tokenizer=None, shard_bytes=32)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}"])
+def test_a_damaged_index_is_named(index, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConversionProblems, match=r"model\.safetensors\.index\.json: not an index of shards"):
+        folders.Weights(tmp_path, {})
+
+
+def test_a_start_that_cannot_be_written_leaves_no_checkpoint(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(one_process.distributed, "save_model_weights", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            one_process.save(torch.nn.Module(), argparse.Namespace(), tmp_path)
+
+
 def test_wrong_tensors_are_all_named(tmp_path):
     _, _, weights = exported(tmp_path, "--model", "moe-2b-mini")
     architecture = architecture_of(tmp_path)
