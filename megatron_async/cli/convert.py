@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     platform.activate_or_exit("cpu")
     try:
         print(_WAYS[options.direction](options))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
         print(f"megatron-async convert: nothing was converted\n{lines}", file=sys.stderr)
         return 2
