@@ -84,5 +84,5 @@ POLICIES = {
     "settle": Policy(launch="known", ahead=1, settle=1),
     "layers": Policy(launch="known", ahead=1, pieces=4),
 }
-"""Policies by name. `host` is the design that left the step and the gather at U. Runs use `at-once` and `when-known`.
-The others were tried, the last two for one hardware queue."""
+"""Policies by name. `host` is the design that left the step and the gather at U. Runs use `at-once`, and
+`when-known` with the norm launched at R (`tests/device`). The last two were tried for one hardware queue."""

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """A chain of collectives that nobody waits for: data-parallel sum, tied embeddings, squared norm.
 
-It is a generator that yields the handles of each step. The executor polls it between actions.
+It is a generator that yields the handles of each step. On GPUs R launches all of it. On CPUs, where the host would
+wait, the executor polls it between actions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

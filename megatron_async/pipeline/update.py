@@ -54,10 +54,11 @@ class Launch(Enum):
     """When the host launches the parts of an update."""
 
     AT_UPDATE = "at the update"
-    """On CPUs each collective when the one before it is found complete; the step at U. For CPUs."""
+    """The step at U. For CPUs, where each collective is launched when the one before it is found complete."""
     WHEN_KNOWN = "when the norm is known"
-    """As before, but the step as soon as the host finds the norm. For GPUs. Ranks find it at different moments, so the
-    step must not hold up the compute that others need to come that far: each stream has a hardware queue of its own."""
+    """The step as soon as the host finds the norm. For GPUs, where R launches all collectives. Ranks find it at
+    different moments, so the step must not hold up the compute that others need to come that far: each stream has a
+    hardware queue of its own."""
     AT_ONCE = "at once"
     """The whole chain at R. The device clips and decides whether the step applies; the host reads the norm before the
     next step, a whole batch later. The host must be able to launch a step while the device does not start it."""

@@ -67,14 +67,14 @@ class ScheduleDefinition:
     ) -> Iterator[Action]:
         """The actions of one stage in batches first_batch .. first_batch + batches - 1, planned lazily.
 
-        The pipe is empty before and after. A single batch may have any number of micro-batches. `versions` replaces
-        the rule of weight versions of chunk 0.
+        The pipe is empty before and after. A single batch may have any number of micro-batches where a rank holds one
+        chunk. `versions` replaces the rule of weight versions of chunk 0.
 
         Raises:
             ValueError: numbers out of range, or overlapping batches with too few micro-batches.
         """
         problems = _shape_problems(stages, microbatches, batches, first_batch, stage)
-        if not problems and batches > 1:
+        if not problems and (batches > 1 or self.chunks > 1):
             problems = self.overlap_problems(stages=stages, microbatches=microbatches)
         if problems:
             raise ValueError("; ".join(problems))
