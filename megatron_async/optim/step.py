@@ -8,6 +8,7 @@ need memory for one piece only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -172,6 +173,17 @@ def pieces(optimizer: torch.optim.Optimizer, size: int = PIECE) -> Iterator[Piec
     finally:
         for group, params, count in zip(groups, everything, after, strict=True):
             group["params"] = params
+            _set_step(group, count)
+
+
+@contextmanager
+def same_steps(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore on exit how many steps each parameter group has taken, where an optimizer counts them there."""
+    counts = [group.get("step") for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, count in zip(optimizer.param_groups, counts, strict=True):
             _set_step(group, count)
 
 

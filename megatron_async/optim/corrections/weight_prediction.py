@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, data_of, remember, remembered
+from megatron_async.optim.step import same_steps
 
 
 class WeightPrediction(Correction):
@@ -92,13 +93,10 @@ class UpdatedWeightPrediction(WeightPrediction):
             if isinstance(value, Tensor) and name != PREVIOUS_UPDATE
         ]
         saved = [buffer.clone() for buffer in buffers]
-        counters = [{name: group[name] for name in group if name == "step"} for group in optimizer.param_groups]
-        with _only(optimizer, params):
+        with _only(optimizer, params), same_steps(optimizer):
             optimizer.step()
         for buffer, value in zip(buffers, saved, strict=True):
             buffer.copy_(value)
-        for group, counter in zip(optimizer.param_groups, counters, strict=True):
-            group.update(counter)
         # v = y_(b+1) - (weights after the second step); then restore y_(b+1).
         second = [weights.clone() for weights in data]
         torch._foreach_copy_(data, ahead)

@@ -13,6 +13,7 @@ from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.optim.step import MasterStep, Piece, StepContext, parts
 from megatron_async.reference.ablations import DelayedFirstMomentStep
 from megatron_async.reference.staleness import compare, trial_update
+from tests.standins import FusedAdam
 
 
 @pytest.mark.parametrize("info", specs(), ids=names())
@@ -32,6 +33,19 @@ def test_a_trial_changes_nothing_and_tells_the_next_update(info: OptimizerSpec) 
         assert torch.equal(optimizer.state[param][name], value), name
     optimizer.step()
     assert torch.equal(before - param.detach(), update)
+
+
+def test_a_trial_is_no_step_of_an_optimizer_that_counts_per_group() -> None:
+    """As Transformer Engine's FusedAdam does."""
+    params = [Parameter(torch.ones(3)) for _ in range(2)]
+    optimizers = [FusedAdam([param]) for param in params]
+    for number in range(3):
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = torch.tensor([1.0, -2.0, number])
+            if param is params[0]:
+                trial_update([optimizer])
+            optimizer.step()
+    assert torch.equal(*params)
 
 
 def test_staleness_of_known_updates() -> None:
