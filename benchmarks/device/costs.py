@@ -79,10 +79,10 @@ class Policy:
 POLICIES = {
     "host": Policy(launch="update", side=False, own_gathers=False),
     "at-once": Policy(launch="once"),
-    "norm-at-once": Policy(launch="norm", ahead=1),
-    "when-known": Policy(launch="known", ahead=1),
+    "polled": Policy(launch="known", ahead=1),
+    "when-known": Policy(launch="norm", ahead=1),
     "settle": Policy(launch="known", ahead=1, settle=1),
     "layers": Policy(launch="known", ahead=1, pieces=4),
 }
-"""Policies by name. `host` is the design that left the step and the gather at U. Runs use `at-once`, and
-`when-known` with the norm launched at R (`tests/device`). The last two were tried for one hardware queue."""
+"""Policies by name. `host` is the design that left the step and the gather at U. Runs use `at-once` and `when-known`;
+before, the host launched the norm too (`polled`). The last two were tried for one hardware queue."""

@@ -131,7 +131,9 @@ class RankProgram:
                     yield from self._reduce(action)
                 case Update():
                     yield from self._update(action)
-            yield from self._poll()
+            # A host that waits for its device looks after the wait, before its next launch.
+            if self._policy.ahead is None or not isinstance(action, Forward | Backward):
+                yield from self._poll()
 
     # Streams
 

@@ -309,7 +309,7 @@ def test_uneven_replicas_do_not_hang_where_each_stream_has_a_queue(name, policy,
     [
         # A second send stands at the head of the queue until the first one is taken, and before the norm that the
         # receiver waits for.
-        ("wpipe", 4, "when-known", 16),
+        ("wpipe", 4, "polled", 16),
         # The same, where the host waits for the norm before it posts the receive.
         ("2bw-eager", 2, "settle", 4),
     ],
