@@ -87,6 +87,8 @@ class DelayedSteps:
         # The first batch compiles kernels and allocates: it is a segment of its own, with receives posted at their use.
         cold, self._cold = self._cold, False
         self._links.post_ahead(not cold and self._schedule.posts_ahead(self._stages))
+        for chunk in self.chunks:
+            chunk.update.all_at_update = cold
         end = first_batch + 1 if cold else self._phases.end_of_segment(first_batch, first_batch + batches)
         done = self._executor.run(
             lambda count: self._schedule.plan(

@@ -125,6 +125,8 @@ class DeferredUpdate:
         self._done: dict[int, Any] = {}
         self._unreported: _Unreported | None = None
         self._stepped = False
+        self.all_at_update = False
+        """Whether norms too are launched at U: in a batch in which every rank may synchronize its device."""
 
     def start(self, batch: int, tokens: torch.Tensor | None, shared: Sequence[float]) -> None:
         """Start the chain of `batch`, whose gradients are complete.
@@ -144,12 +146,12 @@ class DeferredUpdate:
                 self._step_at_once(batch, tokens)
                 return
         self._in_flight[batch], self._tokens[batch] = chain, tokens
-        if self._chains_at_once:
+        if self._chains_at_once and not self.all_at_update:
             self._launch_chains()
 
     def poll(self) -> None:
         """Launch what has become possible, batch by batch."""
-        if not self._in_flight:
+        if not self._in_flight or self.all_at_update:
             return
         self._launch_chains()
         oldest = next(iter(self._in_flight))
@@ -173,7 +175,7 @@ class DeferredUpdate:
 
         Not on CPUs: there the norm may depend on further actions of this host.
         """
-        early = self._chains_at_once and self._launch is not Launch.AT_UPDATE
+        early = self._chains_at_once and self._launch is not Launch.AT_UPDATE and not self.all_at_update
         return early and bool(self._in_flight.keys() - self._reports.keys())
 
     def known(self, batch: int) -> bool:

@@ -108,8 +108,9 @@ class _Stage:
         delays = self._definition.delays(run.stages, self._stage)
         nothing = SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext())
         hooks = dict.fromkeys(("losses", "updated", "acted"), lambda *_: None)
+        self._chunks = [self._chunk(index, delay) for index, delay in enumerate(delays)]
         self._executor = executor.Executor(
-            chunks=[self._chunk(index, delay) for index, delay in enumerate(delays)],
+            chunks=self._chunks,
             step=executor.MicrobatchStep(lambda: None, run.microbatches, 1),
             links=self._links,
             hooks=executor.Hooks(**hooks, action=lambda *_: self._rank.work(run.python), shared=lambda *_: ()),  # type: ignore[arg-type]
@@ -121,6 +122,8 @@ class _Stage:
         run, first = self._run, 0
         for number, batches in enumerate(run.segments):
             self._links.post_ahead(number >= run.at_use and self._definition.posts_ahead(run.stages))
+            for chunk in self._chunks:
+                chunk.update.all_at_update = number < run.at_use
             self._executor.run(lambda count, begin=first: self._plan(count, begin), first_batch=first, batches=batches)
             first += batches
 
