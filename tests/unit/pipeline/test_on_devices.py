@@ -165,6 +165,25 @@ def test_steps_that_no_host_launches_while_it_waits_would_hang(monkeypatch):
     assert hang_everywhere("wpipe", 2) != []
 
 
+class Never:
+    """A setting that stays off."""
+
+    def __get__(self, *_):
+        return False
+
+    def __set__(self, *_): ...
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_all_ranks_may_synchronize_everywhere_in_the_first_batch(launch, monkeypatch):
+    """With norms at R the last stage waits for the norm of a stage that waits for the last one."""
+    places = frozenset(product(range(5), range(2 * 2 * 5)))
+    options = {"segments": (1,), "at_use": 1, "synchronize": places}
+    assert run("wpipe", 5, 5, launch, **options).hung == []
+    monkeypatch.setattr(DeferredUpdate, "all_at_update", Never(), raising=False)
+    assert run("wpipe", 5, 5, launch, **options).hung != []
+
+
 def random_run(seed: int) -> Run:
     """Uneven stages and replicas; one rank synchronizes at random, in the first batch all ranks do."""
     draw = random.Random(seed)
