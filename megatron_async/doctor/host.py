@@ -27,16 +27,18 @@ def findings(gpus: int, in_job: bool) -> Iterator[Finding]:
         gpus: number of GPUs.
         in_job: whether a launcher has started this process; the rendezvous' port is in use then.
     """
-    yield port(int(os.environ.get("MASTER_PORT", "29500")), in_job)
+    yield port(os.environ.get("MASTER_PORT", "29500"), in_job)
     for name, (folder, change) in folders().items():
         yield writable(name, folder, change)
     yield _shared_memory()
     yield from _limits(gpus)
 
 
-def port(number: int, in_job: bool) -> Finding:
-    """Whether the port of the rendezvous is free."""
-    name = f"port {number}"
+def port(text: str, in_job: bool) -> Finding:
+    """Whether the port of the rendezvous, the value of MASTER_PORT, is free."""
+    name = f"port {text}"
+    if not text.isdecimal() or not 0 < (number := int(text)) < 1 << 16:
+        return Finding(name, "FAIL", "not a number from 1 to 65535", "set MASTER_PORT to one, or unset it")
     if in_job:
         return Finding(name, "OK", "the rendezvous of this job uses it")
     with socket.socket() as probe:

@@ -44,7 +44,7 @@ _SCALARS = {
 
 
 class MetricsFile(JsonLines):
-    """The metrics file. A resumed run continues it.
+    """The metrics file. A resumed run continues it; a new run renames the one that is there to FILE.old.
 
     Args:
         path: the file.
@@ -55,6 +55,8 @@ class MetricsFile(JsonLines):
 
     def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any], *, complete: bool = False) -> None:
         file = Path(path)
+        if not resumed_from and file.is_file():
+            file.replace(file.with_name(f"{file.name}.old"))
         before = read_json_lines(file) if resumed_from and file.exists() else []
         rows = [row for row in before if row.get("iteration", 0) <= resumed_from]
         if complete:

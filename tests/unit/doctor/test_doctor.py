@@ -84,9 +84,10 @@ def test_a_port_in_use_is_found_unless_the_job_uses_it():
         other.bind(("", 0))
         other.listen()
         number = other.getsockname()[1]
-        assert host.port(number, in_job=False).level == "WARN"
-        assert host.port(number, in_job=True).level == "OK"
-    assert host.port(number, in_job=False).level == "OK"
+        assert host.port(str(number), in_job=False).level == "WARN"
+        assert host.port(str(number), in_job=True).level == "OK"
+    assert host.port(str(number), in_job=False).level == "OK"
+    assert {host.port(text, in_job=False).level for text in ("", "29500x", "-1", "0", "65536")} == {"FAIL"}
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):

@@ -16,6 +16,14 @@ def test_a_new_file_begins_with_the_configuration(tmp_path):
     assert rows(path) == [{"config": {"seed": 1}}, {"iteration": 1, "lm_loss": 2.5, "grad_norm": None}]
 
 
+def test_a_new_run_keeps_the_file_of_another(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(str(path), 0, {"seed": 1}).close()
+    MetricsFile(str(path), 0, {"seed": 2}).close()
+    assert rows(path) == [{"config": {"seed": 2}}]
+    assert rows(tmp_path / "metrics.jsonl.old") == [{"config": {"seed": 1}}]
+
+
 def test_a_resumed_file_has_no_gap_and_no_double(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(str(path), 0, {"seed": 1})
