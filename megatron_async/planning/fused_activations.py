@@ -54,10 +54,8 @@ def mamba(args: argparse.Namespace) -> int:
 def experts(args: argparse.Namespace) -> int:
     """Tokens sent to the experts and back, the experts' own, a shared expert, the router."""
     chosen = args.moe_router_topk
-    sent, router = (
-        2 * chosen * args.hidden_size,
-        2 * args.num_experts * 4 // width_of(args),
-    )  # logits, probabilities: fp32
+    sent = 2 * chosen * args.hidden_size
+    router = 2 * args.num_experts * 4 // width_of(args)  # logits and probabilities in fp32
     inside = chosen * feed_forward(args, args.moe_ffn_hidden_size)
     shared = feed_forward(args, args.moe_shared_expert_intermediate_size or 0)
     # Every tensor-parallel rank has the tokens and the router whole.

@@ -2,6 +2,7 @@
 """Callbacks: metrics, faults, traces, benchmarks and tests observe a run through them."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,7 +116,7 @@ class Callback:
         """After the last batch or a failure. `complete`: all ranks end together, so collectives will finish."""
 
 
-class PeriodicTimes(Callback):
+class PeriodicTimes(Callback, ABC):
     """Base of callbacks that log where the time of this rank goes, every `interval` batches."""
 
     def __init__(self, interval: int) -> None:
@@ -133,6 +134,6 @@ class PeriodicTimes(Callback):
         batch.pending.append(self.reduce({kind: (self._seen[kind] - before[kind]) / self._batches for kind in "FBU"}))
         self._batches = 0
 
+    @abstractmethod
     def reduce(self, seconds: Mapping[str, float]) -> Pending:
         """The values to log, from the mean seconds of a batch since the last time by kind: F, B and U."""
-        raise NotImplementedError

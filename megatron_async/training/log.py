@@ -55,10 +55,11 @@ class MetricsFile(JsonLines):
 
     def __init__(self, path: str, resumed_from: int, config: Mapping[str, Any], *, complete: bool = False) -> None:
         file = Path(path)
-        if not resumed_from and file.is_file():
+        rows: list[dict[str, Any]] = []
+        if resumed_from and file.exists():
+            rows = [row for row in read_json_lines(file) if row.get("iteration", 0) <= resumed_from]
+        elif file.is_file():
             file.replace(file.with_name(f"{file.name}.old"))
-        before = read_json_lines(file) if resumed_from and file.exists() else []
-        rows = [row for row in before if row.get("iteration", 0) <= resumed_from]
         if complete:
             rows = [row for row in rows if row.get("iteration") != resumed_from or "test_loss" not in row]
         super().__init__(file, rows or [{"config": config}])

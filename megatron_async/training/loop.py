@@ -139,21 +139,20 @@ class Loop:
             JointError: a checkpoint could not be saved.
         """
         self._notify(Callback.on_train_begin, self)
-        together = False  # whether all ranks end here
+        together = True  # whether all ranks end here
         with contextlib.closing(self.checkpoints):
             try:
-                status = self._train()
-                together = True
-            except JointError:
-                together = True
-                raise
+                return self._train()
             except TrainingFault:
                 self.checkpoints.finish()  # the process ends, and with it the thread that writes
-                together = True
+                raise
+            except JointError:
+                raise
+            except BaseException:
+                together = False
                 raise
             finally:
                 self.end(complete=together)
-        return status
 
     def end(self, *, complete: bool = True) -> None:
         """Call `Callback.on_train_end`."""
