@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ _SCALARS = {
 
 
 class MetricsFile(JsonLines):
-    """The metrics file. A resumed run continues it; a new run renames the one that is there to FILE.old.
+    """The metrics file. A resumed run continues it; a new run keeps the one that is there as FILE.old, FILE.old2, ...
 
     Args:
         path: the file.
@@ -59,7 +60,8 @@ class MetricsFile(JsonLines):
         if resumed_from and file.exists():
             rows = [row for row in read_json_lines(file) if row.get("iteration", 0) <= resumed_from]
         elif file.is_file():
-            file.replace(file.with_name(f"{file.name}.old"))
+            names = (file.with_name(f"{file.name}.old{number}") for number in chain([""], count(2)))
+            file.rename(next(name for name in names if not name.exists()))
         if complete:
             rows = [row for row in rows if row.get("iteration") != resumed_from or "test_loss" not in row]
         super().__init__(file, rows or [{"config": config}])

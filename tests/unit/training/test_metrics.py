@@ -16,12 +16,13 @@ def test_a_new_file_begins_with_the_configuration(tmp_path):
     assert rows(path) == [{"config": {"seed": 1}}, {"iteration": 1, "lm_loss": 2.5, "grad_norm": None}]
 
 
-def test_a_new_run_keeps_the_file_of_another(tmp_path):
+def test_new_runs_keep_the_files_of_all_others(tmp_path):
+    """A run that is killed before its first checkpoint begins again, and again."""
     path = tmp_path / "metrics.jsonl"
-    MetricsFile(str(path), 0, {"seed": 1}).close()
-    MetricsFile(str(path), 0, {"seed": 2}).close()
-    assert rows(path) == [{"config": {"seed": 2}}]
-    assert rows(tmp_path / "metrics.jsonl.old") == [{"config": {"seed": 1}}]
+    for seed in (1, 2, 3, 4):
+        MetricsFile(str(path), 0, {"seed": seed}).close()
+    kept = [rows(path.with_name(f"metrics.jsonl{ending}")) for ending in (".old", ".old2", ".old3", "")]
+    assert kept == [[{"config": {"seed": seed}}] for seed in (1, 2, 3, 4)]
 
 
 def test_a_resumed_file_has_no_gap_and_no_double(tmp_path):
