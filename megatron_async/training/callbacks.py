@@ -2,7 +2,6 @@
 """Callbacks: metrics, faults, traces, benchmarks and tests observe a run through them."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,26 +113,3 @@ class Callback:
 
     def on_train_end(self, complete: bool) -> None:
         """After the last batch or a failure. `complete`: all ranks end together, so collectives will finish."""
-
-
-class PeriodicTimes(Callback, ABC):
-    """Base of callbacks that log where the time of this rank goes, every `interval` batches."""
-
-    def __init__(self, interval: int) -> None:
-        self._interval, self._batches = interval, 0
-        self._seen: dict[str, float] = dict.fromkeys("FBU", 0.0)
-
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._timeline = loop.timeline
-
-    def on_batch_end(self, batch: CompletedBatch) -> None:
-        self._batches += 1
-        if batch.iteration % self._interval:
-            return
-        before, self._seen = self._seen, {kind: self._timeline.seconds[kind] for kind in "FBU"}
-        batch.pending.append(self.reduce({kind: (self._seen[kind] - before[kind]) / self._batches for kind in "FBU"}))
-        self._batches = 0
-
-    @abstractmethod
-    def reduce(self, seconds: Mapping[str, float]) -> Pending:
-        """The values to log, from the mean seconds of a batch since the last time by kind: F, B and U."""

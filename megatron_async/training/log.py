@@ -1,19 +1,25 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Outputs of the logging rank: metrics file, log line, TensorBoard, wandb, progress bar."""
+"""Outputs of the logging rank: metrics file, log line, TensorBoard, wandb, progress bar. progress.txt of rank 0."""
 
 import argparse
 import math
+import os
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megatron_async.files import JsonLines, read_json_lines
+from megatron_async.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from megatron_async.training.loop import Loop
 
 Row = dict[str, Any]
 """The values of a batch by their names in the metrics file."""
@@ -187,3 +193,34 @@ def _start_progress(completed: int, train_iters: int) -> Progress:
     progress.add_task("training", total=train_iters, completed=completed)
     progress.start()
     return progress
+
+
+class ProgressFile(Callback):
+    """Appends starts and checkpoints of a run to progress.txt in its `--save` folder, in Megatron's form.
+
+    Args:
+        flops: floating-point operations of a sample.
+    """
+
+    def __init__(self, flops: float) -> None:
+        self._flops = flops
+
+    def on_train_begin(self, loop: "Loop") -> None:
+        self._args, self._begin, self._samples = loop.args, time.monotonic(), loop.args.consumed_train_samples
+        self._append("Starting job")
+
+    def on_save_end(self, iteration: int) -> None:
+        args, seconds = self._args, time.monotonic() - self._begin
+        rate = (args.consumed_train_samples - self._samples) * self._flops / seconds / args.world_size / 1e12
+        self._append(
+            f"{'Saving async' if args.async_save else 'Saved'} checkpoint\tIteration: {iteration}\t"
+            f"Job throughput: {rate:.1f} TFLOP/s/GPU\t"
+            f"Floating-point operations: {args.consumed_train_samples * self._flops:.2e}\t"
+            f"Tokens (in billions): {args.consumed_train_tokens / 1e9:.2f}"
+        )
+
+    def _append(self, text: str) -> None:
+        job = os.environ.get("SLURM_JOB_ID", "")
+        line = f"{datetime.now():%Y-%m-%d %H:%M:%S}\tJob ID: {job}\t# GPUs: {self._args.world_size}\t{text}\n"
+        with (Path(self._args.save) / "progress.txt").open("a") as file:
+            file.write(line)

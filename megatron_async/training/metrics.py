@@ -2,7 +2,6 @@
 """Collects the values of each batch as they arrive and logs complete batches in order, without blocking training."""
 
 import argparse
-import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -122,21 +121,3 @@ class Metrics(Callback):
                 f"{samples(batch.number, self._sizes)}"
             )
         log.batch(row)
-
-
-class LargestLogit(Callback):
-    """Logs `max_attention_logit` of each batch, before QK-clip.
-
-    Args:
-        group: process group of its own over all ranks; None for one process.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-
-    def on_batch_end(self, batch: CompletedBatch) -> None:
-        if parts := [report.logits for report in batch.reports if report.logits is not None]:
-            lowest = parts[0].new_full((1,), -math.inf)  # for a rank without softmax attention
-            largest = torch.cat([lowest, *(part.flatten() for part in parts)]).max().view(1)
-            name = "max_attention_logit"
-            batch.pending.append(Reduced(largest, self._group, lambda found: {name: found[0]}, dist.ReduceOp.MAX))

@@ -3,7 +3,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,6 @@ from megatron_async.mcore.training import (
 from megatron_async.models import gpt
 from megatron_async.optim import corrections, ownership, setup, totals
 from megatron_async.optim.param_groups import MATRIX_ROLES
-from megatron_async.optim.qk_clip import watches_logits
 from megatron_async.optim.statistics import UpdateStatistics
 from megatron_async.pipeline.delayed import DelayedSteps
 from megatron_async.pipeline.steps import Steps, Training
@@ -50,16 +49,15 @@ from megatron_async.training.collector import EmptyCache, ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
 from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
 from megatron_async.training.last_actions import LastActions
-from megatron_async.training.log import Log, MetricsFile
+from megatron_async.training.log import Log, MetricsFile, ProgressFile
 from megatron_async.training.loop import Loop, Trained
-from megatron_async.training.metrics import LargestLogit, Metrics
+from megatron_async.training.metrics import Metrics
 from megatron_async.training.profiling import MemoryHistory, Profiler
 from megatron_async.training.provenance import versions
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
-from megatron_async.training.stage_balance import Expected, StageBalance
-from megatron_async.training.statistics import StalenessValues, StatisticsValues
-from megatron_async.training.totals import Memory, Progress, Times, Totals, WorldSize
+from megatron_async.training.stage_balance import Expected
 from megatron_async.training.trace import TraceFile
+from megatron_async.training.values import Logged, PeriodicTimes, requested
 
 
 def pretrain(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[Callback] = ()) -> int:
@@ -92,7 +90,7 @@ def build(
     if args.perform_initialization and largest(tied_copies_differ(trained.model)):
         raise TiedCopiesDiffer("the first and the last stage begin with unequal copies of the tied embedding")
     data = data_iterators(args)
-    staleness = StalenessValues()
+    staleness: dict[int, Mapping[str, float]] = {}  # by batch
     forward_step = forward_step or gpt.ForwardStep(args, vocabulary)
     stops = stops or StopRequests(minutes=args.exit_duration_in_mins)
     return Loop(
@@ -103,7 +101,8 @@ def build(
         data=data,
         checkpoints=checkpoints,
         callbacks=[
-            *_callbacks(args, trained, staleness, stops, expected),
+            Logged(lambda batch: staleness.pop(batch.number, None)),
+            *_callbacks(args, trained, stops, expected),
             *callbacks,
             _metrics(args),
             *([Profiler(args)] if args.profile else []),
@@ -205,64 +204,41 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
     )
 
 
-def _make_steps(staleness: StalenessValues, training: Training) -> Steps:
+def _make_steps(staleness: dict[int, Mapping[str, float]], training: Training) -> Steps:
     args = training.args
     if not schedule_of(args).megatron:
         return DelayedSteps(training, newest_version=args.iteration)
     if args.gradient_delay is None:
         return SynchronousSteps(training)
-    return reference.make_steps(training, staleness)
+    return reference.make_steps(training, staleness.__setitem__)
 
 
 def _callbacks(
-    args: argparse.Namespace,
-    trained: Trained,
-    staleness: StalenessValues,
-    stops: StopRequests,
-    expected: Expected | None,
+    args: argparse.Namespace, trained: Trained, stops: StopRequests, expected: Expected | None
 ) -> Iterator[Callback]:
     """All callbacks but the log. Collective."""
     if args.world_size > 1:
         yield LastActions(60 * args.distributed_timeout_minutes)
     if (balance := expert_balance.make(args, get_model_config(trained.model[0]), trained.model)) is not None:
         yield balance
-    if trained.statistics is not None:
-        yield StatisticsValues(trained.statistics)
-    yield staleness
-    if watches_logits(args):
-        yield LargestLogit(group_of_all("largest logit"))
-    yield from _logged_on_request(args, trained)
+    yield from requested(args, trained)
     yield FirstLoss()
     if args.check_weight_hash_across_dp_replicas_interval is not None:
         yield EqualReplicas(args.check_weight_hash_across_dp_replicas_interval)
     if expected is not None:
-        yield StageBalance(expected, group_of_all("stage balance"))
+        yield PeriodicTimes(args.log_stage_balance, partial(expected.reduce, group_of_all("stage balance")))
     yield SkippedUpdates(args.max_consecutive_skips, BatchSizes.of(args))
     yield StopOnRequest(stops)
+    if args.log_progress and args.rank == 0:
+        yield ProgressFile(_flops_of_batch(args) / args.global_batch_size)
+    if args.record_memory_history and args.rank == args.world_size - 1:
+        yield MemoryHistory(args)
     if args.manual_gc:
         yield ManualCollection(args)
     if args.empty_unused_memory_level:
         yield EmptyCache(args)
     if args.trace_file:
         yield TraceFile()
-
-
-def _logged_on_request(args: argparse.Namespace, trained: Trained) -> Iterator[Callback]:
-    """What Megatron logs where options ask for it. Collective."""
-    if args.log_params_norm or trained.zeros is not None:
-        counted = totals.shares(trained.optimizer)
-        squares = partial(totals.sum_of_squares, counted, device()) if args.log_params_norm else None
-        yield Totals(squares, trained.zeros.take if trained.zeros is not None else None, group_of_all("totals"))
-    if args.log_timers_to_tensorboard:
-        yield Times(args.log_interval, group_of_all("times"))
-    if args.log_world_size_to_tensorboard:
-        yield WorldSize()
-    if args.log_memory_to_tensorboard:
-        yield Memory()
-    if args.log_progress and args.rank == 0:
-        yield Progress(_flops_of_batch(args) / args.global_batch_size)
-    if args.record_memory_history and args.rank == args.world_size - 1:
-        yield MemoryHistory(args)
 
 
 def _flops_of_batch(args: argparse.Namespace) -> float:

@@ -4,7 +4,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,6 @@ from megatron_async.planning.split import Ends, on_ranks
 from megatron_async.planning.timing import BlockTime
 from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
-from megatron_async.training.callbacks import PeriodicTimes
-
-if TYPE_CHECKING:
-    pass
 
 SLOW = 0.05
 """Share by which a stage must be slower than the mean of the others for a hint."""
@@ -45,6 +41,12 @@ class Expected:
         known = balance.with_vocabulary(args)
         model = blocks(known)
         return cls(args, model, CostModel(known, devices.find(args.plan_device)).blocks(model))
+
+    def reduce(self, group: dist.ProcessGroup | None, seconds: Mapping[str, float]) -> Reduced[Mapping[str, Any]]:
+        """`report` of all stages, each by its slowest rank, from this rank's mean seconds of a batch by kind."""
+        computed = torch.zeros(self.args.pipeline_model_parallel_size, dtype=torch.float64, device=device())
+        computed[mpu.get_pipeline_model_parallel_rank()] = seconds["F"] + seconds["B"]
+        return Reduced(computed, group, self.report, dist.ReduceOp.MAX)
 
     def report(self, seconds: Sequence[float]) -> Mapping[str, Any]:
         """Milliseconds of each stage, and a hint where one is slow, from the compute of each stage for a batch."""
@@ -84,17 +86,3 @@ class Expected:
 
 def _slowest(times: Sequence[BlockTime], ends: Ends, stages: int) -> float:
     return max(sum(own.total for part in parts for own in part) for parts in on_ranks(times, ends, stages))
-
-
-class StageBalance(PeriodicTimes):
-    """Logs the compute of each stage every `--log-stage-balance` batches, the mean since the last time."""
-
-    def __init__(self, expected: Expected, group: dist.ProcessGroup | None) -> None:
-        super().__init__(expected.args.log_stage_balance)
-        self._expected, self._group = expected, group
-
-    def reduce(self, seconds: Mapping[str, float]) -> Reduced[Mapping[str, Any]]:
-        stages = self._expected.args.pipeline_model_parallel_size
-        computed = torch.zeros(stages, dtype=torch.float64, device=device())
-        computed[mpu.get_pipeline_model_parallel_rank()] = seconds["F"] + seconds["B"]
-        return Reduced(computed, self._group, self._expected.report, dist.ReduceOp.MAX)  # of the slowest ranks

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from megatron_async.training.profiling import MemoryHistory, Profiler
-from megatron_async.training.totals import Memory
+from megatron_async.training.values import Logged, memory
 
 
 def run(callback, iterations):
@@ -66,7 +66,7 @@ def test_memory_counters_are_logged(monkeypatch):
     counters |= {"allocated_bytes.all.peak": 5, "allocation.all.current": 2}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counters)
     batch = SimpleNamespace(values={})
-    Memory().on_batch_end(batch)
+    Logged(memory).on_batch_end(batch)
     assert batch.values["mem_max_allocated_bytes"] == 5 and len(batch.values) == 4
 
 
