@@ -45,6 +45,10 @@ class BatchSizes:
         """Samples of all batches with a smaller number."""
         return next(consumed + (batch - first) * size for first, consumed, size in self._spans() if batch >= first)
 
+    def samples(self, batch: int, last: int | None = None) -> str:
+        """First and last sample of a batch, or of the batches up to `last`, in the order of the run."""
+        return f"{self.before(batch)} to {self.before((batch if last is None else last) + 1) - 1}"
+
     def batches(self, samples: int) -> int:
         """Fewest batches with so many samples."""
         spans = self._spans()

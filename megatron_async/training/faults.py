@@ -23,22 +23,6 @@ class TrainingFault(RuntimeError):
     """Training cannot go on; all ranks raise it together, and the message says why."""
 
 
-class TooManySkips(TrainingFault):
-    """Too many updates in a row were skipped; the message names the samples."""
-
-
-class FirstLossNotFinite(TrainingFault):
-    """The loss of the first batch is not a number, or infinite."""
-
-
-class TiedCopiesDiffer(TrainingFault):
-    """Input embedding and head, which are one weight, begin unequal: the stages would train different models."""
-
-
-class ReplicasDiffer(TrainingFault):
-    """Data-parallel replicas hold unequal weights."""
-
-
 class EqualReplicas(Callback):
     """Compares the newest weights of data-parallel replicas before the first batch and after every `interval` batches.
 
@@ -53,14 +37,14 @@ class EqualReplicas(Callback):
         self._compare()
 
     def on_drain(self) -> None:
-        """Raise `ReplicasDiffer` on every rank, before this state is saved."""
+        """Raise on every rank if they differ, before this state is saved."""
         if self._loop.args.iteration % self._interval == 0:
             self._compare()
 
     def _compare(self) -> None:
         iteration = self._loop.args.iteration
         if largest(not check_param_hashes_across_dp_replicas(self._loop.model, cross_check=True)):
-            raise ReplicasDiffer(
+            raise TrainingFault(
                 f"data-parallel replicas hold unequal weights after iteration {iteration}: a device or a link computes "
                 "wrong values. Go on from an older checkpoint on other machines (megatron-async doctor examines them)."
             )
@@ -82,9 +66,9 @@ class FirstLoss(Callback):
             self._loss = float(sum(part["lm loss"].view(-1)[0].double() for part in losses))
 
     def on_drain(self) -> None:
-        """Raise `FirstLossNotFinite` on every rank."""
+        """Raise on every rank."""
         if largest(self.wants_stop):
-            raise FirstLossNotFinite(
+            raise TrainingFault(
                 "the loss of the first batch is not finite, so nothing can be learned. Look at the data, at --lr and "
                 "initial weights (--init-method-std), and at the checkpoint if one was loaded."
             )
@@ -102,17 +86,11 @@ class StopOnRequest(Callback):
 
 
 class SkippedUpdates(Callback):
-    """Ends a run after too many skipped updates (gradients not finite) in a row.
+    """Ends a run after `limit` skipped updates (gradients not finite) in a row."""
 
-    Args:
-        limit: number in a row at which training stops.
-        global_batch_size: samples per batch; for changing ones, the sizes.
-    """
-
-    def __init__(self, limit: int, global_batch_size: int | BatchSizes) -> None:
-        self._limit, self._batch_size = limit, global_batch_size
+    def __init__(self, limit: int, sizes: BatchSizes) -> None:
+        self._limit, self._sizes = limit, sizes
         self._row: list[int] = []
-        self._loop: Loop | None = None
 
     @property
     def wants_stop(self) -> bool:
@@ -124,38 +102,30 @@ class SkippedUpdates(Callback):
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if batch.skipped:
             self._row.append(batch.number)
-            if self._loop is not None:
-                self._loop.note(
-                    f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
-                    f"{samples(batch.number, self._batch_size)} | in a row: {len(self._row)} of at most {self._limit}"
-                )
+            self._loop.note(
+                f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
+                f"{self._sizes.samples(batch.number)} | in a row: {len(self._row)} of at most {self._limit}"
+            )
         elif not self.wants_stop:  # after the limit, batches in flight still complete
             self._row.clear()
 
     def on_drain(self) -> None:
-        """Raise `TooManySkips` on every rank if one rank has reached the limit."""
+        """Raise on every rank if one rank has reached the limit."""
         if largest(self.wants_stop):
-            assert self._loop is not None
             self._loop.checkpoints.finish()
-            raise self.error(self._loop.checkpoints.saved)
+            raise TrainingFault(self.verdict(self._loop.checkpoints.saved))
 
-    def error(self, saved: int | None) -> TooManySkips:
-        """The error to raise; `saved` is the iteration of the newest checkpoint."""
+    def verdict(self, saved: int | None) -> str:
+        """The message of the error; `saved` is the iteration of the newest checkpoint."""
         if not self._row:
-            return TooManySkips("another stage has skipped too many updates in a row; see its message")
+            return "another stage has skipped too many updates in a row; see its message"
         first, last = self._row[0], self._row[-1]
-        return TooManySkips(
+        return (
             f"{len(self._row)} updates in a row were skipped because a gradient was not finite (iterations {first + 1} "
-            f"to {last + 1}, samples {samples(first, self._batch_size, last)}; the limit is --max-consecutive-skips "
+            f"to {last + 1}, samples {self._sizes.samples(first, last)}; the limit is --max-consecutive-skips "
             f"{self._limit}). The newest checkpoint is that of iteration {'none' if saved is None else saved}. Look at "
             "these samples, lower --lr, or start further back with --ckpt-step and another --save."
         )
-
-
-def samples(batch: int, global_batch_size: int | BatchSizes, last: int | None = None) -> str:
-    """First and last sample of a batch, or of the batches up to `last`, in the order of the run."""
-    sizes = BatchSizes(((0, global_batch_size),)) if isinstance(global_batch_size, int) else global_batch_size
-    return f"{sizes.before(batch)} to {sizes.before((batch if last is None else last) + 1) - 1}"
 
 
 class LossSpikes:

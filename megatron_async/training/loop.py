@@ -36,7 +36,7 @@ from megatron_async.pipeline.update import UpdateReport
 from megatron_async.schedules.phases import Phases
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.evaluation import Evaluation, GivenUp
-from megatron_async.training.faults import TrainingFault, samples
+from megatron_async.training.faults import TrainingFault
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST
 
 
@@ -209,7 +209,7 @@ class Loop:
         size = get_current_global_batch_size()
         self.args.consumed_train_samples += size
         self.args.skipped_train_samples += size
-        self.note(f"iteration {batch + 1}: skipped (--iterations-to-skip); samples {samples(batch, self._sizes)}")
+        self.note(f"iteration {batch + 1}: skipped (--iterations-to-skip); samples {self._sizes.samples(batch)}")
 
     def _agree_to_stop(self) -> bool:
         """Whether any rank wants to stop. Collective, with an empty pipeline.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.platform.host import Reduced
 from megatron_async.training.callbacks import Callback, CompletedBatch
-from megatron_async.training.faults import LossSpikes, samples
+from megatron_async.training.faults import LossSpikes
 from megatron_async.training.log import Log, Row
 
 
@@ -116,8 +116,6 @@ class Metrics(Callback):
         for values in batch.pending:
             row |= values.read()
         if self._spikes.is_spike(loss):
-            self.on_note(
-                f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples "
-                f"{samples(batch.number, self._sizes)}"
-            )
+            seen = self._sizes.samples(batch.number)
+            self.on_note(f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {seen}")
         log.batch(row)

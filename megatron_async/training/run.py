@@ -47,7 +47,7 @@ from megatron_async.training import expert_balance, writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.collector import EmptyCache, ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
-from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TiedCopiesDiffer
+from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TrainingFault
 from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile, ProgressFile
 from megatron_async.training.loop import Loop, Trained
@@ -88,7 +88,10 @@ def build(
     checkpoints.prepare()
     checkpoints.load()
     if args.perform_initialization and largest(tied_copies_differ(trained.model)):
-        raise TiedCopiesDiffer("the first and the last stage begin with unequal copies of the tied embedding")
+        raise TrainingFault(
+            "the first and the last stage begin with unequal copies of the tied embedding: they would train different "
+            "models"
+        )
     data = data_iterators(args)
     staleness: dict[int, Mapping[str, float]] = {}  # by batch
     forward_step = forward_step or gpt.ForwardStep(args, vocabulary)

@@ -83,7 +83,7 @@ def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
 
 
 def unequal_tied_copies(arguments: Sequence[str]) -> str:
-    """Name of the error of a run whose stages load different embeddings."""
+    """The error of a run whose stages load different embeddings."""
     from unittest import mock
 
     import torch.distributed as dist
@@ -91,6 +91,7 @@ def unequal_tied_copies(arguments: Sequence[str]) -> str:
     from megatron_async.config import arguments as command_line
     from megatron_async.mcore.model import tied_embedding
     from megatron_async.training import run
+    from megatron_async.training.faults import TrainingFault
 
     def disturb(self: Any) -> None:
         tied_embedding(self._model[0]).data.add_(1e-6 * dist.get_rank())
@@ -98,15 +99,15 @@ def unequal_tied_copies(arguments: Sequence[str]) -> str:
     with mock.patch.object(run.Checkpoints, "load", disturb):
         try:
             run.build(command_line.parse(line(arguments)))
-        except run.TiedCopiesDiffer as error:
-            return type(error).__name__
+        except TrainingFault as error:
+            return str(error)
         finally:
             run.close()
     return "none"
 
 
 def unequal_replicas(arguments: Sequence[str]) -> tuple[str, int]:
-    """Name of the error of a run in which one rank's weights change by themselves in batch 1, and the iteration."""
+    """The error of a run in which one rank's weights change by themselves in batch 1, and the iteration."""
     import torch.distributed as dist
 
     from megatron_async.config import arguments as command_line
@@ -123,7 +124,7 @@ def unequal_replicas(arguments: Sequence[str]) -> tuple[str, int]:
     try:
         loop.run()
     except TrainingFault as error:
-        return type(error).__name__, loop.args.iteration
+        return str(error), loop.args.iteration
     finally:
         run.close()
     return "none", loop.args.iteration

@@ -10,20 +10,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.pipeline.links import LinkFailure, _wait
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training.callbacks import CompletedBatch
-from megatron_async.training.faults import LossSpikes, SkippedUpdates, TrainingFault, samples
+from megatron_async.training.faults import LossSpikes, SkippedUpdates, TrainingFault
 from megatron_async.training.loop import Loop
 from megatron_async.training.signals import StopRequests
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+SIZES = BatchSizes(((0, 8),))
+
+
 def test_samples_of_a_batch():
-    assert samples(0, 8) == "0 to 7"
-    assert samples(3, 8) == "24 to 31"
-    assert samples(2, 8, last=4) == "16 to 39"
+    assert SIZES.samples(0) == "0 to 7"
+    assert SIZES.samples(3) == "24 to 31"
+    assert SIZES.samples(2, last=4) == "16 to 39"
 
 
 class Notes:
@@ -41,7 +45,7 @@ def completed(batch: int, *, skipped: bool) -> CompletedBatch:
 
 
 def test_an_update_that_is_made_ends_the_row():
-    skips, notes = SkippedUpdates(3, 8), Notes()
+    skips, notes = SkippedUpdates(3, SIZES), Notes()
     skips.on_train_begin(notes)
     for batch in (0, 1):
         skips.on_batch_end(completed(batch, skipped=True))
@@ -55,11 +59,11 @@ def test_an_update_that_is_made_ends_the_row():
     # Batches that had begun go on to their end; the verdict stays.
     skips.on_batch_end(completed(6, skipped=False))
     assert skips.wants_stop
-    assert "iterations 4 to 6, samples 24 to 47" in str(skips.error(None))
+    assert "iterations 4 to 6, samples 24 to 47" in skips.verdict(None)
 
 
 def test_a_stage_without_skips_says_who_had_them():
-    assert "another stage" in str(SkippedUpdates(3, 8).error(100))
+    assert "another stage" in SkippedUpdates(3, SIZES).verdict(100)
 
 
 def test_loss_spikes():
