@@ -7,6 +7,7 @@ counted where autograd records: once per micro-batch, in the backward pass with 
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import batched
 from typing import Any
 
@@ -40,76 +41,45 @@ def router_losses(config: Any) -> list[str]:
     return [*names, "z_loss"] if config.moe_z_loss_coeff else names
 
 
-class PendingBalance(Reduced[dict[str, Any]]):
-    """The balance of one batch, summed over all ranks in the background.
+def balance(layers: Sequence[int], losses: Sequence[str], sums: list[float]) -> dict[str, Any]:
+    """The values of a batch: means of the losses over the layers, the largest `expert_imbalance`, the sum of
+    `idle_experts`, and all of them by layer as `moe_layers`.
 
     Args:
-        sums: [layers x (losses + experts)], flat: per layer the mean of each loss and the tokens of each expert.
-        group: over all ranks; None for one process.
         layers: numbers of the layers with experts, from 1.
         losses: names.
+        sums: [layers x (losses + experts)], flat: per layer the mean of each loss and the tokens of each expert.
     """
-
-    def __init__(
-        self, sums: torch.Tensor, group: dist.ProcessGroup | None, layers: Sequence[int], losses: Sequence[str]
-    ) -> None:
-        super().__init__(sums, group, self._balance)
-        self._layers, self._losses = layers, losses
-
-    def _rows(self, values: list[float]) -> list[tuple[list[float], list[float]]]:
-        """Losses and tokens of each layer."""
-        losses = len(self._losses)
-        rows = batched(values, len(values) // len(self._layers))
-        return [(list(row[:losses]), list(row[losses:])) for row in rows]
-
-    @property
-    def tokens(self) -> list[list[float]]:
-        """Tokens of each expert, by layer."""
-        return [tokens for _, tokens in self._rows(self._values.read())]
-
-    def _balance(self, values: list[float]) -> dict[str, Any]:
-        """Means of the losses over the layers, largest `expert_imbalance`, sum of `idle_experts`, `moe_layers`."""
-        layers = [
-            {
-                **dict(zip(self._losses, losses, strict=True)),
-                "expert_imbalance": max(tokens) * len(tokens) / sum(tokens) if any(tokens) else float("nan"),
-                "idle_experts": tokens.count(0.0),
-            }
-            for losses, tokens in self._rows(values)
-        ]
-        return {
-            **{name: sum(layer[name] for layer in layers) / len(layers) for name in self._losses},
-            "expert_imbalance": max(layer["expert_imbalance"] for layer in layers),
-            "idle_experts": sum(layer["idle_experts"] for layer in layers),
-            "moe_layers": dict(zip(map(str, self._layers), layers, strict=True)),
+    rows = {}
+    for layer, row in zip(layers, batched(sums, len(sums) // len(layers)), strict=True):
+        tokens = row[len(losses) :]
+        rows[str(layer)] = {
+            **dict(zip(losses, row, strict=False)),
+            "expert_imbalance": max(tokens) * len(tokens) / sum(tokens) if any(tokens) else float("nan"),
+            "idle_experts": tokens.count(0.0),
         }
+    return {
+        **{name: sum(row[name] for row in rows.values()) / len(rows) for name in losses},
+        "expert_imbalance": max(row["expert_imbalance"] for row in rows.values()),
+        "idle_experts": sum(row["idle_experts"] for row in rows.values()),
+        "moe_layers": rows,
+    }
 
 
 class ExpertBalance(Callback):
-    """Collects the reports of this rank's routers by batch. Replaces Megatron's tracker of router losses.
-
-    All arguments except `model` are the same on every rank.
+    """Collects the reports of this rank's routers by batch. Replaces Megatron's tracker of router losses. Collective.
 
     Args:
+        args: Megatron's arguments.
+        config: of the model.
         model: this rank's model chunks.
-        layers: numbers of all layers with experts, from 1.
-        losses: see `router_losses`.
-        experts: number of experts per layer.
-        group: process group of its own over all ranks; None for one process.
     """
 
-    def __init__(
-        self,
-        model: Sequence[torch.nn.Module],
-        *,
-        layers: Sequence[int],
-        losses: Sequence[str],
-        experts: int,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        self._layers, self._losses, self._group = tuple(layers), tuple(losses), group
+    def __init__(self, args: argparse.Namespace, config: Any, model: Sequence[torch.nn.Module]) -> None:
+        self._layers, self._losses = layers_with_experts(args), router_losses(config)
+        self._group = group_of_all("expert balance")
         self._rows: dict[int | None, int] = {}  # by Megatron's number
-        self._shape = len(layers), len(losses) + experts
+        self._shape = len(self._layers), len(self._losses) + config.num_moe_experts
         self._sums: dict[int, torch.Tensor] = {}
         self._now: torch.Tensor | None = None
         for module in (module for chunk in model for module in chunk.modules()):
@@ -126,7 +96,7 @@ class ExpertBalance(Callback):
     def on_batch_end(self, batch: CompletedBatch) -> None:
         sums, self._now = self._sums_of(batch.number).view(-1), None
         del self._sums[batch.number]
-        batch.pending.append(PendingBalance(sums, self._group, self._layers, self._losses))
+        batch.pending.append(Reduced(sums, self._group, partial(balance, self._layers, self._losses)))
 
     def _sums_of(self, batch: int) -> torch.Tensor:
         if batch not in self._sums:
@@ -166,16 +136,3 @@ class ExpertBalance(Callback):
         if router.config.moe_pad_expert_input_to_capacity:
             choices = choices & (weights != 0)  # without padding
         self._now[self._rows[router.layer_number], len(self._losses) :] += choices.sum(dim=0)
-
-
-def make(args: argparse.Namespace, config: Any, model: Sequence[torch.nn.Module]) -> ExpertBalance | None:
-    """The callback of a model with experts. None without experts or with CUDA graphs, which skip hooks. Collective."""
-    if config.num_moe_experts is None or config.cuda_graph_impl != "none":
-        return None
-    return ExpertBalance(
-        model,
-        layers=layers_with_experts(args),
-        losses=router_losses(config),
-        experts=config.num_moe_experts,
-        group=group_of_all("expert balance"),
-    )

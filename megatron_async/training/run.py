@@ -43,10 +43,11 @@ from megatron_async.planning import balance, measure
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
 from megatron_async.schedules.arguments import is_delayed, schedule_of
-from megatron_async.training import expert_balance, writers
+from megatron_async.training import writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.collector import EmptyCache, ManualCollection
 from megatron_async.training.evaluation import Evaluation, GivenUp
+from megatron_async.training.expert_balance import ExpertBalance
 from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TrainingFault
 from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile, ProgressFile
@@ -222,8 +223,9 @@ def _callbacks(
     """All callbacks but the log. Collective."""
     if args.world_size > 1:
         yield LastActions(60 * args.distributed_timeout_minutes)
-    if (balance := expert_balance.make(args, get_model_config(trained.model[0]), trained.model)) is not None:
-        yield balance
+    config = get_model_config(trained.model[0])
+    if config.num_moe_experts is not None and config.cuda_graph_impl == "none":  # CUDA graphs skip hooks
+        yield ExpertBalance(args, config, trained.model)
     yield from requested(args, trained)
     yield FirstLoss()
     if args.check_weight_hash_across_dp_replicas_interval is not None:

@@ -47,11 +47,10 @@ def train(arguments: Sequence[str], bad_batch: int = -1) -> Routing:
 def _watcher(routing: Routing) -> Any:
     """A callback that notes in `routing` what routers do."""
     from megatron_async.training.callbacks import Callback, CompletedBatch
-    from megatron_async.training.expert_balance import PendingBalance
 
     class Watcher(Callback):
         def on_train_begin(self, loop: Any) -> None:
-            self.routers = _routers(loop.model)
+            self.routers, self.experts = _routers(loop.model), loop.args.num_experts
             self.batches: list[CompletedBatch] = []
 
         def on_batch_end(self, batch: CompletedBatch) -> None:
@@ -61,9 +60,11 @@ def _watcher(routing: Routing) -> Any:
 
         def on_train_end(self, complete: bool) -> None:
             for batch in self.batches:
-                (balance,) = (values for values in batch.pending if isinstance(values, PendingBalance))
-                routing.counts.append(np.array(balance.tokens))
-                routing.rows.append({"iteration": batch.iteration} | balance.read())
+                (balance,) = (values for values in batch.pending if "moe_layers" in values.read())
+                row: dict[str, Any] = {"iteration": batch.iteration, **balance.read()}
+                sums = np.reshape(balance._values.read(), (len(row["moe_layers"]), -1))  # type: ignore[attr-defined]
+                routing.counts.append(sums[:, -self.experts :])
+                routing.rows.append(row)
 
     return Watcher()
 

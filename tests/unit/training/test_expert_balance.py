@@ -15,13 +15,13 @@ platform.activate("cpu")
 
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.training.callbacks import CompletedBatch
-from megatron_async.training.expert_balance import PendingBalance, router_losses
+from megatron_async.training.expert_balance import balance, router_losses
 from megatron_async.training.log import Log, MetricsFile
 from megatron_async.training.metrics import Metrics
 
 
 def read(rows, layers, losses):
-    return PendingBalance(torch.tensor(rows).double().view(-1), None, layers, losses).read()
+    return balance(layers, losses, torch.tensor(rows).double().view(-1).tolist())
 
 
 def test_balance_of_two_layers():
@@ -87,9 +87,9 @@ def test_file_log_and_writer(tmp_path, capsys, log_layers):
     )
     log = Log(args, metrics_file=MetricsFile(str(tmp_path / "metrics.jsonl"), 0, {}), writer=writer, wandb=None)
     metrics = Metrics(args, flops=1e9, group=SimpleNamespace(size=lambda: 1), log=log)
-    balance = read([[math.nan, 6, 2, 0, 0], [1.0, 2, 2, 2, 2]], [2, 5], ["load_balancing_loss"])
+    values = read([[math.nan, 6, 2, 0, 0], [1.0, 2, 2, 2, 2]], [2, 5], ["load_balancing_loss"])
     metrics.on_losses(0, [{"lm loss": torch.tensor([16.0, 8.0])}])
-    metrics.on_batch_end(CompletedBatch(0, [UpdateReport(0, 0, 1.0, False, ())], 0.1, 0.5, None, balance))
+    metrics.on_batch_end(CompletedBatch(0, [UpdateReport(0, 0, 1.0, False, ())], 0.1, 0.5, None, values))
     metrics.on_train_end(complete=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
     assert row["load_balancing_loss"] is None and row["expert_imbalance"] == 3.0
