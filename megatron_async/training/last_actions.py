@@ -10,9 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -32,7 +31,6 @@ _SILENT = 5.0
 _STORE_ANSWERS = 5.0
 """Seconds to wait for the store, which lives in the process of rank 0 or in its launcher."""
 _MOST_ROWS = 16
-_COMPUTES, _ACTS, _WAITS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,8 @@ class Board:
         self._store, self._ranks = store, ranks
 
     def publish(self, entry: Entry) -> None:
-        """Write the entry of this rank."""
-        self._store.set(self._key(entry.rank), json.dumps(asdict(entry)))
+        """Write the entry of this rank, dated now."""
+        self._store.set(self._key(entry.rank), json.dumps(asdict(entry) | {"published": time.time()}))
 
     def read(self) -> list[Entry]:
         """The entries of all ranks that have begun."""
@@ -95,26 +93,25 @@ def by_suspicion(entries: Sequence[Entry]) -> list[Entry]:
     A process that no longer writes to the store; then the oldest forward or backward, update or reduction (these may
     wait for other ranks), and the oldest rank that waits for its input.
     """
-    newest = max((entry.published for entry in entries), default=0.0)
+    newest = max(entry.published for entry in entries)
 
-    def suspicion(entry: Entry) -> tuple[bool, int, float]:
-        state = _WAITS if entry.done else _COMPUTES if entry.action in ("F", "B") else _ACTS
-        return newest - entry.published <= _SILENT, state, entry.began
+    def suspicion(entry: Entry) -> tuple[bool, bool, bool, float]:
+        computes = entry.action in ("F", "B") and not entry.done
+        return newest - entry.published <= _SILENT, entry.done, not computes, entry.began
 
     return sorted(entries, key=suspicion)
 
 
 def table(entries: Sequence[Entry], title: str) -> Table:
-    """The table; at most the first rows of `by_suspicion`."""
-    newest = max((entry.published for entry in entries), default=0.0)
-    first = by_suspicion(entries)
+    """The first rows of `by_suspicion`."""
+    newest = max(entry.published for entry in entries)
     rows = Table("rank", "host", "last action", "seconds since", "process", title=title, title_justify="left")
-    for entry in first[:_MOST_ROWS]:
+    for entry in by_suspicion(entries)[:_MOST_ROWS]:
         silence = newest - entry.published
         process = "answers" if silence <= _SILENT else f"silent for {silence:.0f} s"
         rows.add_row(str(entry.rank), entry.host, entry.what, f"{newest - entry.began:.1f}", process)
-    if len(first) > _MOST_ROWS:
-        rows.caption = f"and {len(first) - _MOST_ROWS} more ranks"
+    if len(entries) > _MOST_ROWS:
+        rows.caption = f"and {len(entries) - _MOST_ROWS} more ranks"
     return rows
 
 
@@ -130,13 +127,12 @@ class LastActions(Callback):
         self._own = Entry(dist.get_rank(), socket.gethostname(), "start", 0, time.time())
         self._board: Board | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._publish, name="last actions", daemon=True)
 
     def on_train_begin(self, loop: "Loop") -> None:
         self._begin("start", loop.args.iteration)
         self._board = Board(job_store().clone(), dist.get_world_size())
-        self._board.publish(replace(self._own, published=time.time()))  # a rank may stop before the thread's first turn
-        self._thread.start()
+        self._board.publish(self._own)  # a rank may stop before the thread's first turn
+        threading.Thread(target=self._watch, args=(self._board,), name="last actions", daemon=True).start()
 
     def on_action(self, kind: str, batch: int) -> None:
         self._begin(kind, batch)
@@ -158,51 +154,45 @@ class LastActions(Callback):
 
     def on_train_end(self, complete: bool) -> None:
         self._over.set()
-        if not complete and self._board is not None:
-            reason = f"rank {self._own.rank} failed"
-            self._within_seconds(partial(self._report, self._board, "failed", reason))
+        if complete or self._board is None:
+            return
+        # The report may hang with the store; the process then ends without it.
+        report = threading.Thread(target=self._report_failure, args=(self._board,), daemon=True)
+        report.start()
+        report.join(_STORE_ANSWERS)
+        if report.is_alive():
+            sys.stderr.write("megatron_async: the job's store does not answer: rank 0 is stopped or cut off\n")
 
     def _begin(self, action: str, batch: int) -> None:
-        self._own = Entry(self._own.rank, self._own.host, action, batch, time.time())
+        self._own = replace(self._own, action=action, batch=batch, began=time.time(), done=False)
 
-    def _publish(self) -> None:
+    def _watch(self, board: Board) -> None:
         """Body of the thread."""
         reported: Entry | None = None
-        assert self._board is not None
         try:
             while not self._over.wait(_INTERVAL):
-                own, now = self._own, time.time()
-                self._board.publish(replace(own, published=now))
+                own = self._own
+                board.publish(own)
+                seconds = time.time() - own.began
                 # Evaluations and saves have no actions and may take long.
-                stalled = own.action in ("F", "B", "R", "U") and now - own.began > self._stalls_after
-                if stalled and own != reported:
+                if own.action in ("F", "B", "R", "U") and seconds > self._stalls_after and own != reported:
                     reported = own
-                    reason = f"no new action for {now - own.began:.0f} s on rank {own.rank}"
-                    self._report(self._board, f"stalled/{own.batch}", reason)
+                    self._report(board, f"stalled/{own.batch}", f"no new action for {seconds:.0f} s on rank {own.rank}")
         except RuntimeError:
             return  # the store is gone: the job ends
 
+    def _report_failure(self, board: Board) -> None:
+        try:
+            self._report(board, "failed", f"rank {self._own.rank} failed")
+        except RuntimeError as error:
+            sys.stderr.write(f"megatron_async: the job's store does not answer: {error}\n")
+
     def _report(self, board: Board, occasion: str, reason: str) -> None:
         """Print the table, if this rank is the first one to do so on this occasion."""
-        board.publish(replace(self._own, published=time.time()))
+        board.publish(self._own)
         if not board.is_first(occasion):
             return
         entries = board.read()
         suspect = by_suspicion(entries)[0]
         title = f"{reason}. Longest silent: rank {suspect.rank} ({suspect.host}), {suspect.what}"
         Console(file=sys.stderr, width=None if sys.stderr.isatty() else 140).print(table(entries, title))
-
-    def _within_seconds(self, action: Callable[[], None]) -> None:
-        """Run an action that may hang with the store; the process then ends without it."""
-
-        def attempt() -> None:
-            try:
-                action()
-            except RuntimeError as error:
-                sys.stderr.write(f"megatron_async: the job's store does not answer: {error}\n")
-
-        thread = threading.Thread(target=attempt, daemon=True)
-        thread.start()
-        thread.join(_STORE_ANSWERS)
-        if thread.is_alive():
-            sys.stderr.write("megatron_async: the job's store does not answer: rank 0 is stopped or cut off\n")
