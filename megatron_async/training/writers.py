@@ -3,7 +3,8 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,26 @@ _UPLOAD_SECONDS = "300"
 """Longest wait for uploads at the end of a run; what is left stays in wandb's folder."""
 
 
-def tensorboard(args: argparse.Namespace) -> "TensorBoard | None":
+class Guarded:
+    """A client whose first fault is named, and which is left alone after it: its methods then do nothing."""
+
+    def __init__(self, name: str, client: Any) -> None:
+        self._name, self._client, self._works = name, client, True
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name, None)
+        return partial(self._try, value) if callable(value) else value
+
+    def _try(self, call: Callable[..., Any], *values: Any) -> None:
+        try:
+            if self._works:
+                call(*values)
+        except Exception as error:
+            self._works = False
+            _say(f"{self._name}: {type(error).__name__}: {error}. Nothing more is logged there; training goes on")
+
+
+def tensorboard(args: argparse.Namespace) -> Guarded | None:
     """TensorBoard's writer, or None. A resumed run hides what a run before it wrote about later iterations."""
     if not args.tensorboard_dir:
         return None
@@ -26,10 +46,10 @@ def tensorboard(args: argparse.Namespace) -> "TensorBoard | None":
     except (ImportError, OSError) as error:
         _say(f"no TensorBoard: {type(error).__name__}: {error}")
         return None
-    return TensorBoard("TensorBoard", writer)
+    return Guarded("TensorBoard", writer)
 
 
-def wandb(args: argparse.Namespace) -> "Wandb | None":
+def wandb(args: argparse.Namespace) -> Guarded | None:
     """The wandb run of a job on its logging rank; offline where its server cannot be reached, or None."""
     if not args.wandb_project or args.rank != args.world_size - 1:
         return None
@@ -56,52 +76,7 @@ def wandb(args: argparse.Namespace) -> "Wandb | None":
         _say(f"no wandb: {type(error).__name__}: {error}")
         return None
     _say(f"wandb: files in {Path(place).resolve()}")
-    return Wandb("wandb", client)
-
-
-class _Guarded:
-    """A client that is left alone after its first fault, which is named."""
-
-    def __init__(self, name: str, client: Any) -> None:
-        self._name, self._client, self._works = name, client, True
-
-    def _try(self, call: Callable[[], Any]) -> None:
-        if not self._works:
-            return
-        try:
-            call()
-        except Exception as error:
-            self._works = False
-            _say(f"{self._name}: {type(error).__name__}: {error}. Nothing more is logged there; training goes on")
-
-
-class TensorBoard(_Guarded):
-    """TensorBoard's writer."""
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Log a value of an iteration."""
-        self._try(lambda: self._client.add_scalar(name, value, step))
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        self._try(self._client.flush)
-
-
-class Wandb(_Guarded):
-    """wandb's client."""
-
-    @property
-    def run(self) -> Any:
-        """wandb's run, with its id; None without one."""
-        return getattr(self._client, "run", None)
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Log the values of an iteration."""
-        self._try(lambda: self._client.log(dict(values), step))
-
-    def finish(self) -> None:
-        """Wait, for a limited time, until everything is uploaded."""
-        self._try(self._client.finish)
+    return Guarded("wandb", client)
 
 
 def _continue(args: argparse.Namespace) -> None:
