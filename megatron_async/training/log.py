@@ -104,9 +104,9 @@ class Log:
 
     def evaluated(self, iteration: int, name: str, loss: float) -> None:
         """Write the loss of a validation set (`name` is empty for the one set) or of the test set ("test")."""
-        part = "test" if name == "test" else f"validation-{name}" if name else "validation"
+        names = {"": ("validation", "valid_loss"), "test": ("test", "test_loss")}
+        part, key = names.get(name, (f"validation-{name}", f"valid_loss-{name}"))
         if self._file is not None:
-            key = "test_loss" if name == "test" else f"valid_loss-{name}" if name else "valid_loss"
             self._file.write({"iteration": iteration, key: loss})
         perplexity = math.exp(min(loss, 20.0))  # in this order nan stays nan
         values = {f"lm loss {part}": loss}
