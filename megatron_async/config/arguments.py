@@ -50,9 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     problems: list[str] = []
     device, device_sentence = _set_defaults(parser, argv, problems)
     args = _collect(parser, argv, problems)
-    if device == "cpu":
-        problems += _fixed_on_cpu(args)
-    else:
+    if device == "cuda":
         gpu.adjust(args)
     args.device, args.device_sentence = device, device_sentence
     given = actions_given(parser, argv)
@@ -148,26 +146,13 @@ def _set_defaults(
         device, sentence = "cpu", ""
         problems.append(str(error))
     if device == "cpu":
-        parser.set_defaults(**{name: value for name, value, _ in (*cpu.ARGUMENTS, *cpu.DEFAULTS)})
+        parser.set_defaults(**cpu.DEFAULTS)
     if (preset := value_of(argv, "--model")) is not None:
         try:
             parser.set_defaults(**presets.arguments(preset))
         except ValueError as error:
             problems.append(str(error))
     return device, sentence
-
-
-def _fixed_on_cpu(args: argparse.Namespace) -> list[str]:
-    """Set the arguments that have one value on CPUs; return problems with other given values."""
-    problems = []
-    for name, value, reason in cpu.ARGUMENTS:
-        if getattr(args, name) != value:
-            problems.append(
-                f"--{name.replace('_', '-')} {getattr(args, name)}: on --device cpu this must be {value} ({reason}). "
-                "Leave the argument out, or run on GPUs."
-            )
-            setattr(args, name, value)
-    return problems
 
 
 def _collect(parser: argparse.ArgumentParser, argv: Sequence[str], problems: list[str]) -> argparse.Namespace:

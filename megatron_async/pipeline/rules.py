@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from megatron_async.mcore.arguments import stages_of
 from megatron_async.mcore.batch_sizes import BatchSizes
 from megatron_async.platform import gpu
-from megatron_async.schedules import ScheduleDefinition
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
 
@@ -135,31 +134,16 @@ def _uneven(args: argparse.Namespace) -> bool:
 
 
 def _unsupported_with_delay(args: argparse.Namespace) -> Iterator[str]:
-    """Megatron features that the delayed schedules do not cover: refused, since they would run silently wrong."""
+    """Megatron features that the schedule does not cover: refused, since they would run silently wrong."""
     definition = schedule_of(args)
-    balancing = args.moe_router_load_balancing_type
-    rules = {
-        f"--moe-router-load-balancing-type {balancing}: it carries statistics from one micro-batch to the next, and "
-        "micro-batches of two batches are in flight; use aux_loss or seq_aux_loss": (
-            "global_aux_loss" in balancing or "quantile_balancing" in balancing
-        ),
-    }
     schedule = (
         "--gradient-delay" if args.gradient_delay is not None else f"--pipeline-schedule {args.pipeline_schedule}"
     )
-    for rule, broken in (rules | _excluded_by(definition, args)).items():
-        if broken:
-            yield f"not supported with {schedule}: {rule}."
-
-
-def _excluded_by(definition: ScheduleDefinition, args: argparse.Namespace) -> dict[str, bool]:
-    """Rules of one schedule."""
-    rules = {}
-    if not definition.tied_embeddings:
-        rules[
-            "tied embeddings: the input embedding and the head have different delays; add "
-            "--untie-embeddings-and-output-weights"
-        ] = not args.untie_embeddings_and_output_weights
+    if not definition.tied_embeddings and not args.untie_embeddings_and_output_weights:
+        yield (
+            f"not supported with {schedule}: tied embeddings: the input embedding and the head have different delays; "
+            "add --untie-embeddings-and-output-weights."
+        )
     features = {
         "experts": ("--num-experts", args.num_experts is not None),
         "distributed optimizer": ("--use-distributed-optimizer", args.use_distributed_optimizer),
@@ -167,5 +151,5 @@ def _excluded_by(definition: ScheduleDefinition, args: argparse.Namespace) -> di
     }
     for feature, reason in definition.unsupported.items():
         flag, given = features[feature]
-        rules[f"{flag}: {reason}"] = given
-    return rules
+        if given:
+            yield f"not supported with {schedule}: {flag}: {reason}."

@@ -50,20 +50,13 @@ WITHOUT_FUSED_KERNELS: dict[str, bool] = {
 }
 """Arguments of a model that torch's own operations compute."""
 
-# Arguments that have one value on CPUs: (argparse destination, value, reason).
-ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
-    ("distributed_backend", "gloo", "NCCL needs GPUs"),
-    ("transformer_impl", "local", "Transformer Engine needs a GPU"),
-    *((name, value, "fused kernel") for name, value in WITHOUT_FUSED_KERNELS.items()),
-    ("use_gloo_process_groups", False, "every group is a gloo group already"),
-)
-
-
-# Other defaults on CPUs: (argparse destination, value, reason).
-DEFAULTS: tuple[tuple[str, Any, str], ...] = (
-    *(
-        (f"{name}_fp32_matmul_prec", "highest", "bf16 products are emulated on CPUs: slower, and less exact")
-        for name in ("muon", "normuon", "adamuon", "mars_m", "soap")
-    ),
-    ("num_workers", 0, "loader processes would compete for the cores"),
-)
+DEFAULTS: dict[str, Any] = {
+    "distributed_backend": "gloo",
+    "transformer_impl": "local",
+    **WITHOUT_FUSED_KERNELS,
+    "use_gloo_process_groups": False,  # every group is a gloo group already
+    # bf16 products are emulated on CPUs: slower, and less exact.
+    **{f"{name}_fp32_matmul_prec": "highest" for name in ("muon", "normuon", "adamuon", "mars_m", "soap")},
+    "num_workers": 0,  # loader processes would compete for the cores
+}
+"""Defaults of arguments on CPUs. The contract of options refuses other values of those that need a GPU."""

@@ -34,11 +34,11 @@ def fused_weight_gradients() -> Iterator[None]:
 
     from megatron_async.platform import cpu
 
-    rows = tuple(row for row in cpu.ARGUMENTS if row[0] != "gradient_accumulation_fusion")
+    defaults = {name: value for name, value in cpu.DEFAULTS.items() if name != "gradient_accumulation_fusion"}
     with (
         mock.patch.object(layers, "fused_weight_gradient_mlp_cuda", FusedWeightGradient, create=True),
         mock.patch.object(layers, "_grad_accum_fusion_available", True),
-        mock.patch.object(cpu, "ARGUMENTS", rows),
+        mock.patch.object(cpu, "DEFAULTS", defaults),
     ):
         yield
 
@@ -55,8 +55,11 @@ def transformer_engine(at_forward: bool = False) -> Iterator[None]:
     from megatron_async.platform import cpu
 
     with fused_weight_gradients():
-        rows = tuple(row for row in cpu.ARGUMENTS if row[0] != "transformer_impl")
-        with mock.patch.object(cpu, "ARGUMENTS", rows), mock.patch.object(module, "MAIN_GRAD_AT_FORWARD", at_forward):
+        defaults = {name: value for name, value in cpu.DEFAULTS.items() if name != "transformer_impl"}
+        with (
+            mock.patch.object(cpu, "DEFAULTS", defaults),
+            mock.patch.object(module, "MAIN_GRAD_AT_FORWARD", at_forward),
+        ):
             yield
 
 

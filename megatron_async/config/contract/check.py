@@ -26,7 +26,7 @@ def problems(args: argparse.Namespace, given: Mapping[str, str], parser: argpars
     defaults = {action.dest: action.default for action in reversed(parser._actions)}
     for flag, row, destination in list(_holding(args, given, "refused")):
         value, default = getattr(args, destination), defaults[destination]
-        if value != default and not row.rule:
+        if value != default:
             yield f"{_words(flag, value)}: {row.reason}{f' ({row.when})' if row.when else ''}. {row.instead}"
             setattr(args, destination, default)
 

@@ -58,7 +58,7 @@ def _tables() -> Iterator[str]:
         yield f"## {head}\n"
         yield f"| Options | Why | {last} |\n|---|---|---|"
         for row in rows:
-            options = " ".join(f"`--{option.replace('=', ' ')}`" for option in row.options.split())
+            options = " ".join(f"`--{option.replace('=', ' ')}`" for option in row.options)
             when = f"{row.when[0].upper()}{row.when[1:]}: " if row.when else ""
             yield f"| {options} | {when}{row.reason} | {(row.shown_by and f'`{row.shown_by}`') or row.instead} |"
         yield ""

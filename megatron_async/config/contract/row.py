@@ -2,6 +2,7 @@
 """A row of the contract: options that share a status and its reason."""
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,15 +11,11 @@ from megatron_async.schedules.arguments import is_delayed
 
 Status = Literal["as in Megatron", "refused", "inert here"]
 
-DELAYED = "with a gradient delay"
-ON_CPU = "on CPUs"
-WITHOUT_LATENTS = "without --multi-latent-attention"
-
 CONDITIONS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "": lambda args: True,
-    DELAYED: is_delayed,
-    ON_CPU: lambda args: args.device == "cpu",
-    WITHOUT_LATENTS: lambda args: not args.multi_latent_attention,
+    "with a gradient delay": is_delayed,
+    "on CPUs": lambda args: args.device == "cpu",
+    "without --multi-latent-attention": lambda args: not args.multi_latent_attention,
 }
 """When a row holds: its text in messages -> parsed arguments -> bool."""
 
@@ -29,26 +26,24 @@ class Row:
 
     Attributes:
         status: of all of them.
-        options: flags without leading dashes, separated by spaces; `flag=value` is one value of a flag.
+        options: flags without leading dashes; `flag=value` is one value of a flag.
         reason: as in Megatron: how the value takes effect. Refused: why. Inert: why it cannot matter.
         instead: of refused options: what to do.
         shown_by: of options as in Megatron: the test that shows their effect.
-        rule: of refused options: the module whose rule refuses them with the numbers at hand; "" for the table's own.
         when: a key of `CONDITIONS`. A row with a condition, or with one value of a flag, adds to the flag's own row.
     """
 
     status: Status
-    options: str
+    options: tuple[str, ...]
     reason: str
     instead: str = ""
     shown_by: str = ""
-    rule: str = ""
     when: str = ""
 
     @property
     def entries(self) -> list[tuple[str, str | None]]:
         """(flag without dashes, value or None) of every option."""
-        parts = (option.partition("=") for option in self.options.split())
+        parts = (option.partition("=") for option in self.options)
         return [(flag, value if equals else None) for flag, equals, value in parts]
 
     def sentence(self) -> str:
@@ -58,6 +53,22 @@ class Row:
         return f"{self.status}{condition}: {self.reason}.{more}"
 
 
-def refused(options: str, reason: str, instead: str = "Leave it out.", when: str = "", rule: str = "") -> Row:
-    """A row of refused options."""
-    return Row("refused", options, reason, instead, rule=rule, when=when)
+_ROW = re.compile(r"^((?:[^ #\n].*\n)+)((?: +.*\n)+)", re.MULTILINE)
+
+
+def table(status: Status, text: str) -> tuple[Row, ...]:
+    """The rows of a table: the reason in unindented lines, then the options in indented ones. "#" begins a heading.
+
+    A reason may begin with a condition and a colon; that of options as in Megatron begins with the test. After the
+    reason of a refusal stands, in sentences of its own, what to do; by default the option is to be left out.
+    """
+    rows = []
+    for words, options in _ROW.findall(text):
+        first, _, rest = (reason := " ".join(words.split())).partition(": ")
+        by, when = (first, "") if status == "as in Megatron" else ("", first if first in CONDITIONS else "")
+        reason, instead = rest if by or when else reason, ""
+        if status == "refused":
+            reason, _, instead = reason.removesuffix(".").partition(". ")
+            instead = f"{instead or 'Leave it out'}."
+        rows.append(Row(status, tuple(options.split()), reason, instead, by, when))
+    return tuple(rows)

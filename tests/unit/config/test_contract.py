@@ -119,8 +119,7 @@ YARN = "no-yarn-correction-range-round-to-int"  # the opposite of another option
 
 def test_every_refused_option_is_refused_with_a_reason(megatron):
     """All at once: each is named with its own reason, none is empty, and nothing else fails because of them."""
-    own_rows = (row for row in refused.ROWS if not row.rule)
-    rows = [(row, flag, value) for row in own_rows for flag, value in row.entries if flag != YARN]
+    rows = [(row, flag, value) for row in refused.ROWS for flag, value in row.entries if flag != YARN]
     words = [
         word for row, flag, value in rows for word in ([f"--{flag}", value] if value else other_value(megatron[flag]))
     ]
@@ -129,12 +128,6 @@ def test_every_refused_option_is_refused_with_a_reason(megatron):
     for _, flag, value in rows:
         own = [problem for problem in found if problem.partition(":")[0].split()[0] == f"--{flag}"]
         assert own, f"--{flag} {value or ''}"
-
-
-def test_a_rule_that_refuses_an_option_reads_it(megatron):
-    for row in (row for row in refused.ROWS if row.rule):
-        source = (ROOT / "megatron_async" / row.rule).read_text(encoding="utf-8")
-        assert all(megatron[flag].dest in source for flag, _ in row.entries), row.rule
 
 
 def words_of_every_option():
