@@ -7,7 +7,7 @@ import io
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from megatron.core.msc_utils import MultiStorageClientFeature
@@ -22,6 +22,19 @@ from megatron_async.schedules.arguments import schedule_of
 def add_megatron_options(parser: argparse.ArgumentParser) -> None:
     """Add every Megatron-LM option to `parser`, in Megatron's groups."""
     add_megatron_arguments(parser)
+
+
+def words(values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give Megatron's arguments, by destination, these values; None leaves one out."""
+    parser = argparse.ArgumentParser()
+    add_megatron_arguments(parser)
+    actions = {action.dest: action for action in parser._actions}
+    found: list[str] = []
+    for name, value in values.items():
+        (option, *_), switch = actions[name].option_strings, actions[name].nargs == 0
+        if value == actions[name].const if switch else value is not None:
+            found += [option] if switch else [option, str(value)]
+    return found
 
 
 def rank_from_environment(args: argparse.Namespace) -> None:

@@ -10,8 +10,14 @@ import torch
 from megatron_async.mcore.checkpoint import load_model_weights
 from megatron_async.models import one_process
 from megatron_async.models.huggingface import folder as folders
-from megatron_async.models.huggingface.architecture import Architecture, ConversionProblems, from_arguments, to_config
-from megatron_async.models.huggingface.mapping import ROUTER_BIAS, Rule, rules
+from megatron_async.models.huggingface.architecture import (
+    Architecture,
+    ConversionProblems,
+    from_arguments,
+    rules,
+    to_config,
+)
+from megatron_async.models.huggingface.weights import ROUTER_BIAS, Rule
 from megatron_async.models.naming import global_name, global_names
 from megatron_async.models.vocabulary import TABLES
 

@@ -4,6 +4,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,9 @@ platform.activate("cpu")
 
 from megatron_async.config import arguments
 from megatron_async.models import one_process
-from megatron_async.models.huggingface import architecture as settings
 from megatron_async.models.huggingface import convert
 from megatron_async.models.huggingface import folder as folders
 from megatron_async.models.huggingface.architecture import (
-    MODEL_TYPES,
     Architecture,
     ConversionProblems,
     from_arguments,
@@ -31,6 +30,7 @@ from megatron_async.models.huggingface.architecture import (
     to_arguments,
     to_config,
 )
+from megatron_async.models.huggingface.families import FAMILIES
 
 MODELS = {
     **{name: f"--model {name}" for name in ("smollm2-135m-mini", "moe-2b-mini", "moe-10b-hybrid-mini")},
@@ -91,7 +91,7 @@ def transformers_logits(folder: Path, tokens):
 
     # Loading draws values, and leaves tables that no file holds, to torch functions that the CPU platform replaces.
     as_computed = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if architecture_of(folder).name == settings.NEMOTRON_H:
+    if architecture_of(folder).name == "NemotronHForCausalLM":
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), **as_computed).eval()
         model.load_state_dict(load_file(folder / "model.safetensors"))
     else:
@@ -119,6 +119,27 @@ def test_logits_equal_those_of_transformers(name, tmp_path):
     tokens, expected, _ = exported(tmp_path, *MODELS[name].split())
     found = transformers_logits(tmp_path, tokens)
     assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_family_from_outside_is_one_registry_entry(tmp_path, monkeypatch):
+    """Mistral without its window: Llama under another name, with one more fixed key."""
+    mistral = replace(
+        FAMILIES["LlamaForCausalLM"],
+        name="MistralForCausalLM",
+        model_type="mistral",
+        describes=lambda args: args.num_query_groups == 2,
+        fixed_keys={"hidden_act": "silu", "sliding_window": None},
+    )
+    monkeypatch.setitem(FAMILIES, mistral.name, mistral)
+    model = "--model smollm2-135m-mini --num-attention-heads 8".split()
+    assert from_arguments(parse("--vocab-size", "101", *model), 101).name == "LlamaForCausalLM"
+    tokens, expected, _ = exported(tmp_path, *model, "--num-query-groups", "2")
+    assert folders.read_config(tmp_path)["architectures"] == [mistral.name]
+    assert_close(transformers_logits(tmp_path, tokens), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    architecture = architecture_of(tmp_path)
+    assert from_arguments(parse(*to_arguments(architecture)), VOCABULARY) == architecture
+    with pytest.raises(ConversionProblems, match="sliding_window is 4096; only None"):
+        from_config(folders.read_config(tmp_path) | {"sliding_window": 4096})
 
 
 def test_logits_of_the_real_smollm2_135m(tmp_path):
@@ -250,24 +271,24 @@ def test_what_config_json_cannot_say_is_refused(words, message):
         from_arguments(args, 101)
 
 
-@pytest.mark.parametrize("name", [name for name in MODEL_TYPES if name != settings.NEMOTRON_H])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "NemotronHForCausalLM"])
 def test_missing_keys_have_the_defaults_of_transformers(name):
     from transformers import CONFIG_MAPPING
 
-    known = CONFIG_MAPPING[MODEL_TYPES[name]]()
-    keys = {**settings._SIZES[name], **settings._NEGATED[name]}
-    optional = {"num_key_value_heads", "head_dim", *settings._DEFAULTS[name]}
+    known = CONFIG_MAPPING[FAMILIES[name].model_type]()
+    keys, optional = FAMILIES[name].pairs, FAMILIES[name].defaults
     given = {key: getattr(known, key, None) for key in keys if key not in optional}
     found = from_config({"architectures": [name], **given})
     rotary = {"rope_theta": 10_000.0} | ({"partial_rotary_factor": 0.25} if name == "Qwen3NextForCausalLM" else {})
-    assert known.rope_parameters == rotary | {"rope_type": "default"}
+    rotary["rope_type"] = "default"
+    assert known.rope_parameters == rotary
     for key in keys:
         if key == "full_attention_interval":
             assert known.layer_types.index("full_attention") + 1 == found[key]
         elif key == "head_dim" and name == "Qwen3MoeForCausalLM":
             assert found[key] == known.hidden_size // known.num_attention_heads
         else:
-            assert found[key] == (rotary[key] if key in rotary else getattr(known, key)), key
+            assert found[key] == (rotary[key] if key in rotary else getattr(known, key, None)), key
 
 
 def test_a_stored_copy_of_a_tied_head_is_taken_and_another_head_refused(tmp_path):
