@@ -36,6 +36,10 @@ class Losses:
             return None
         return math.nan if row["valid_loss"] is None else float(row["valid_loss"])
 
+    def curve(self, run: plan.Run) -> list[tuple[int, float]]:
+        """Batches and validation loss (nats per token) of a run that is done."""
+        return [(batch, loss) for batch, loss in self._rows[run.key]["curve"]]
+
     def folder(self, run: plan.Run) -> Path:
         """The folder of a run's files, under the name that it was done by."""
         return self.path.parent / "runs" / str(self._rows.get(run.key, {"name": run.name})["name"])
