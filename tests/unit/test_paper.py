@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The experiment runner of examples/paper: plans, tables and processes, on made-up losses."""
 
+import argparse
 import dataclasses
 import functools
 import inspect
@@ -380,13 +381,13 @@ def test_a_skipped_update_of_a_run_that_goes_on_is_not_its_end(tmp_path):
 
 
 def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, monkeypatch):
-    """1F1B at 3 ms a batch, the others at 2: 1.5 times the batches; measured once, trained once."""
-    times = {"synchronous": 3.0, "delayed": 2.0, "error-feedback": 2.0}
+    """1F1B at 3 ms a batch, zero bubble at 0.8 of it, the others at 2; measured once, trained once."""
     measured = []
 
     def complete(each: plan.Run, data, output):
         measured.append((each.variant, each.seed, int(each.options["train-iters"])))
-        rows = [row | {"iteration_ms": times[each.variant]} if "lm_loss" in row else row for row in rows_of(each)]
+        time = {"iteration_ms": 3.0 if each.variant == "synchronous" else 2.0}
+        rows = [row | time if "lm_loss" in row else row for row in rows_of(each)]
         return report.Metrics({}, tuple(rows[:1]), tuple(rows[1:]))
 
     class Corpus:
@@ -395,11 +396,28 @@ def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, mo
 
     monkeypatch.setattr(execute, "complete", complete)
     monkeypatch.setattr(equal_time, "prepare_corpus", lambda folder, vocab_size: Corpus())
-    words = ["--quick", "--lr", "0.016", "--seeds", "2", "--output", str(tmp_path)]
+    monkeypatch.setattr(equal_time, "measure_zero_bubble", lambda scale: 0.8)
+    words = ["--quick", "--rows", "muon", "--lr", "0.016", "--seeds", "2", "--output", str(tmp_path)]
     assert equal_time.main(words) == 0
-    timed, trained = measured[:9], measured[9:]
-    assert {batches for _, _, batches in timed} == {equal_time.TIMED_BATCHES}
-    assert set(trained) == {(name, seed, 724 if ms == 3 else 1086) for name, ms in times.items() for seed in (1, 2)}
+    turns = equal_time.TURNS * 5
+    assert {batches for _, _, batches in measured[:turns]} == {equal_time.TIMED_BATCHES}
+    counts = dict.fromkeys(("delayed", "error-feedback", "weight-prediction", "wpipe"), 1088)
+    counts |= {"synchronous": 724, "zero-bubble": 904}
+    expected = {(name, seed, batches) for name, batches in counts.items() for seed in (1, 2)}
+    assert set(measured[turns:]) == expected
     text = (tmp_path / "equal_time.md").read_text(encoding="utf-8")
-    assert "| error-feedback | 2.0 | 1086 | 2 | 3.0325 ± 0.0163 |" in text
-    assert equal_time.main(words) == 0 and len(measured) == 15
+    assert "| muon | error-feedback | 2.0 | 1088 | 2 | 3.0325 ± 0.0163 | +0.0300 ± 0.0141 |" in text
+    assert (tmp_path / "equal_time.png").stat().st_size > 1000
+    assert equal_time.main(words) == 0 and len(measured) == turns + len(expected)
+
+
+def test_equal_time_takes_the_rate_that_run_py_chose(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(equal_time, "ROOT", tmp_path)
+    table = plan.read_table("equal_time", rows=["muon"])
+    assert equal_time.main(["--quick", "--rows", "muon"]) == 2
+    assert "no learning rate for muon" in capsys.readouterr().err
+    losses = results.Losses(tmp_path / "runs" / "paper" / TOY.name / "losses.jsonl")
+    for each in plan.grid_runs(table, TOY, table.rows[0]):
+        rows = rows_of(each)
+        losses.add(each, report.Metrics({}, tuple(rows[:1]), tuple(rows[1:])), 1.0)
+    assert equal_time._rates(table, argparse.Namespace(quick=True, lr=None)) == {"muon": 0.016}
