@@ -19,6 +19,7 @@ import itertools
 import json
 import statistics
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -224,6 +225,7 @@ def _train(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if a run failed, 2 for wrong arguments."""
     asked = _parse(arguments)
+    warnings.filterwarnings("ignore", module="megatron")  # which GPU packages are missing
     output = (asked.output or ROOT / "runs" / "paper" / "equal-time").resolve()
     scale = plan.read_scale("toy", quick=asked.quick, pipelines=True)
     try:

@@ -13,6 +13,7 @@ import os
 import signal
 import statistics
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def describe(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Lo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if a run failed, 2 for wrong arguments."""
     asked = _parse(arguments)
+    warnings.filterwarnings("ignore", module="megatron")  # which GPU packages are missing
     try:
         scale = plan.read_scale(asked.scale, quick=asked.quick, pipelines=asked.pipelines)
         tables = [plan.read_table(name, rows=asked.rows, variants=asked.variants) for name in asked.tables]
