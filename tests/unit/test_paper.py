@@ -24,6 +24,7 @@ from examples.paper import cluster, downstream, equal_time, execute, plan, resul
 from examples.paper import run as command  # noqa: E402
 from megatron_async import report  # noqa: E402
 from megatron_async.config import arguments  # noqa: E402
+from megatron_async.data.preprocessing.indexed import IndexedWriter  # noqa: E402
 from megatron_async.files import JsonLines, json_line  # noqa: E402
 
 TABLES = sorted(path.stem for path in (plan.FOLDER / "tables").glob("*.toml"))
@@ -150,7 +151,7 @@ def accepted() -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_optimizer_and_variant_is_accepted(table, accepted, monkeypatch):
+def test_every_optimizer_and_variant_is_accepted(table, accepted, monkeypatch, tmp_path):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))  # two thirds of a parse
     for each in all_runs(plan.read_table(table), TOY):
         options = each.options
@@ -159,8 +160,15 @@ def test_every_optimizer_and_variant_is_accepted(table, accepted, monkeypatch):
             continue
         accepted.add(form)
         layers = ["--num-layers", "16"] if table == "figure6" else []  # for PipeDream's stages
+        data = ["--mock-data"]
+        if "one-document-per-sequence" in options:
+            with IndexedWriter(str(tmp_path / "text"), 512) as writer:
+                for _ in range(1000):
+                    writer.add([1, 2])
+                writer.commit()
+            data = ["--data-path", str(tmp_path / "text")]
         args = arguments.parse(
-            [*each.words, *layers, "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "512"]
+            [*each.words, *layers, *data, "--tokenizer-type", "NullTokenizer", "--vocab-size", "512"]
         )
         assert (args.optimizer, args.seed, args.lr) == (options["optimizer"], each.seed, each.rate)
 
