@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import batched
 from pathlib import Path
@@ -19,22 +19,17 @@ import tokenizers
 from rich.console import Console
 from rich.progress import track
 
-from megatron_async.data.preprocessing.stdlib_corpus import Corpus, Document, read_corpus
+from megatron_async.data.preprocessing.stdlib_corpus import Texts, read_corpus
 from megatron_async.data.preprocessing.tokenizer import END_OF_DOCUMENT, TOKENIZER_TYPE, save_tokenizer, train_tokenizer
 
 # Raised when the same input would give other files; older folders are then rebuilt.
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
-TRAIN_NAME = "train_text_document"
-VALID_NAME = "valid_text_document"
-_OWN_ENTRIES = {
-    MANIFEST,
-    TOKENIZER_FOLDER,
-    *(f"{name}{ending}" for name in (TRAIN_NAME, VALID_NAME) for ending in (".bin", ".idx")),
-    # Index caches: ours, and the one that Megatron keeps in a folder named like the data prefix.
-    *("index_cache", TRAIN_NAME, VALID_NAME),
-}
+PREFIXES = {part: f"{part}_text_document" for part in ("train", "valid")}
+# Index caches: ours, and the one that Megatron keeps in a folder named like the data prefix.
+_OWN_ENTRIES = {MANIFEST, TOKENIZER_FOLDER, "index_cache", *PREFIXES.values()}
+_OWN_ENTRIES |= {f"{prefix}{ending}" for prefix in PREFIXES.values() for ending in (".bin", ".idx")}
 _ENCODE_AT_ONCE = 32
 
 
@@ -91,18 +86,18 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
         ValueError: `folder` holds foreign files, `vocab_size` is too small or `root` has too few files.
     """
     folder = Path(folder)
-    corpus = read_corpus(root)
-    digest = _digest(corpus, vocab_size)
+    parts = dict(zip(PREFIXES, read_corpus(root), strict=True))
+    digest = _digest(parts, vocab_size)
     manifest = _valid_manifest(folder, digest)
     if manifest is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{folder.name}.lock"):
             # Another process may have built it while this one waited.
-            manifest = _valid_manifest(folder, digest) or _rebuild(folder, corpus, vocab_size, digest)
+            manifest = _valid_manifest(folder, digest) or _rebuild(folder, parts, vocab_size, digest)
     return CorpusPaths(
         folder=folder,
-        train_prefix=str(folder / TRAIN_NAME),
-        valid_prefix=str(folder / VALID_NAME),
+        train_prefix=str(folder / PREFIXES["train"]),
+        valid_prefix=str(folder / PREFIXES["valid"]),
         tokenizer=folder / TOKENIZER_FOLDER,
         vocab_size=manifest["vocab_size"],
         train=PartCounts(**manifest["train"]),
@@ -122,15 +117,14 @@ def _refuse_foreign_folder(folder: Path) -> None:
         )
 
 
-def _digest(corpus: Corpus, vocab_size: int) -> str:
+def _digest(parts: Mapping[str, Texts], vocab_size: int) -> str:
     """Digest of everything that the built files depend on."""
-    parts = {"train": corpus.train, "valid": corpus.valid}
     identity = {
         "format": FORMAT_VERSION,
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
         "vocab_size": vocab_size,
-        "files": {part: [(doc.path, doc.size, doc.digest) for doc in docs] for part, docs in parts.items()},
+        "files": parts,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
@@ -159,7 +153,7 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict[str, Any]:
+def _rebuild(folder: Path, parts: Mapping[str, Texts], vocab_size: int, digest: str) -> dict[str, Any]:
     """Build beside `folder` and swap the result in. The caller holds the lock."""
     _refuse_foreign_folder(folder)
     for leftover in folder.parent.glob(f".{folder.name}.building-*"):  # of killed builds
@@ -167,7 +161,7 @@ def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.building-", dir=folder.parent))
     try:
         temporary.chmod(0o755)
-        manifest = {"digest": digest, **_build(temporary, corpus, vocab_size)}
+        manifest = {"digest": digest, **_build(temporary, parts, vocab_size)}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         if folder.exists():
             # Named like a leftover, so that the next build removes it if this process dies in between.
@@ -179,31 +173,29 @@ def _rebuild(folder: Path, corpus: Corpus, vocab_size: int, digest: str) -> dict
     return manifest
 
 
-def _build(folder: Path, corpus: Corpus, vocab_size: int) -> dict[str, Any]:
+def _build(folder: Path, parts: Mapping[str, Texts], vocab_size: int) -> dict[str, Any]:
     console = Console(stderr=True)
     with console.status("Training the tokenizer"):
-        tokenizer = train_tokenizer((document.text for document in corpus.train), vocab_size)
+        tokenizer = train_tokenizer(parts["train"].values(), vocab_size)
     save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
     counts = {
-        "train": asdict(_write_part(folder / TRAIN_NAME, corpus.train, tokenizer, console)),
-        "valid": asdict(_write_part(folder / VALID_NAME, corpus.valid, tokenizer, console)),
+        part: asdict(_write_part(folder / PREFIXES[part], list(texts.values()), tokenizer, console))
+        for part, texts in parts.items()
     }
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {path.relative_to(folder).as_posix(): _file_digest(path) for path in files}
     return {"vocab_size": tokenizer.get_vocab_size(), **counts, "files": digests}
 
 
-def _write_part(
-    prefix: Path, documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, console: Console
-) -> PartCounts:
+def _write_part(prefix: Path, texts: Sequence[str], tokenizer: tokenizers.Tokenizer, console: Console) -> PartCounts:
     from megatron_async.data.preprocessing.indexed import IndexedWriter  # imports Megatron, which takes seconds
 
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
     assert end is not None
     with IndexedWriter(str(prefix), tokenizer.get_vocab_size()) as writer:
-        batches = list(batched(documents, _ENCODE_AT_ONCE))
+        batches = list(batched(texts, _ENCODE_AT_ONCE))
         for batch in track(batches, "Tokenizing", console=console, transient=True, disable=not console.is_terminal):
-            for encoding in tokenizer.encode_batch_fast([document.text for document in batch]):
+            for encoding in tokenizer.encode_batch_fast(list(batch)):
                 writer.add([*encoding.ids, end])
         writer.commit()
-    return PartCounts(writer.documents, sum(document.size for document in documents), writer.tokens)
+    return PartCounts(writer.documents, sum(len(text.encode()) for text in texts), writer.tokens)

@@ -12,37 +12,14 @@ decides which files are held out, so the parts are disjoint and equal on every m
 import hashlib
 import os
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 SKIPPED_FOLDERS = frozenset("__pycache__ dist-packages encodings idle_test pydoc_data site-packages test tests".split())
 SKIPPED_FILE_PREFIX = "_sysconfigdata"
 HELD_OUT_SHARE = 0.05
 
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One source file.
-
-    Attributes:
-        path: relative to the corpus' root, with forward slashes.
-        text: the whole file.
-        size: length in bytes.
-        digest: SHA-256 of the bytes, in hexadecimal.
-    """
-
-    path: str
-    text: str
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Training and held-out documents, in the order of their paths; no text is in both."""
-
-    train: tuple[Document, ...]
-    valid: tuple[Document, ...]
+Texts = dict[str, str]
+"""Path below the root, with forward slashes -> text of the whole file, in the order of paths."""
 
 
 def standard_library_root() -> Path:
@@ -50,27 +27,25 @@ def standard_library_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def read_corpus(root: Path | None = None) -> Corpus:
-    """Read all documents below `root` (default: the standard library) and divide them.
+def read_corpus(root: Path | None = None) -> tuple[Texts, Texts]:
+    """Training and held-out texts below `root` (default: the standard library); no text is in both.
 
     Raises:
         ValueError: `root` holds fewer than two usable files, so one part would be empty.
     """
     root = standard_library_root() if root is None else Path(root)
-    documents = _documents(root)
-    if len(documents) < 2:
+    texts = _texts(root)
+    if len(texts) < 2:
         raise ValueError(
-            f"{root} holds {len(documents)} readable Python files; a training and a held-out part need at least 2. "
+            f"{root} holds {len(texts)} readable Python files; a training and a held-out part need at least 2. "
             "Give a folder with more *.py files."
         )
-    held_out = {document.path for document in documents if is_held_out(document.path)}
+    held_out = set(filter(is_held_out, texts))
     # In a small folder, the file with the smallest hash is held out if no hash, or every one, is below the threshold.
-    if not held_out or len(held_out) == len(documents):
-        held_out = {min(documents, key=lambda document: _path_hash(document.path)).path}
-    return Corpus(
-        train=tuple(document for document in documents if document.path not in held_out),
-        valid=tuple(document for document in documents if document.path in held_out),
-    )
+    if not held_out or len(held_out) == len(texts):
+        held_out = {min(texts, key=_path_hash)}
+    train = {path: text for path, text in texts.items() if path not in held_out}
+    return train, {path: text for path, text in texts.items() if path in held_out}
 
 
 def is_held_out(path: str) -> bool:
@@ -83,19 +58,17 @@ def _path_hash(path: str) -> float:
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) / 2**64
 
 
-def _documents(root: Path) -> list[Document]:
-    """Usable documents in the order of their paths. Of equal texts the first: a copy could land in the other part."""
-    by_digest: dict[str, Document] = {}
+def _texts(root: Path) -> Texts:
+    """Usable texts. Of equal ones the first: a copy could land in the other part."""
+    first: dict[str, str] = {}
     for path in _source_files(root):
         try:
-            content = (root / path).read_bytes()
-            text = content.decode()
+            text = (root / path).read_bytes().decode()
         except (OSError, UnicodeDecodeError):
             continue
         if text.strip():
-            digest = hashlib.sha256(content).hexdigest()
-            by_digest.setdefault(digest, Document(path, text, len(content), digest))
-    return list(by_digest.values())
+            first.setdefault(text, path)
+    return {path: text for text, path in first.items()}
 
 
 def _source_files(root: Path) -> list[str]:

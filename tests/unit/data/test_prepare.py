@@ -28,17 +28,17 @@ def times(folder: Path) -> dict[str, int]:
 
 def test_files_hold_the_tokens_of_the_documents(corpus: CorpusPaths, source_root: Path) -> None:
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer / "tokenizer.json"))
-    texts = read_corpus(source_root)
+    train, valid = (list(part.values()) for part in read_corpus(source_root))
     for prefix, documents, counts in (
-        (corpus.train_prefix, texts.train, corpus.train),
-        (corpus.valid_prefix, texts.valid, corpus.valid),
+        (corpus.train_prefix, train, corpus.train),
+        (corpus.valid_prefix, valid, corpus.valid),
     ):
         dataset = IndexedDataset(prefix)
         assert len(dataset) == len(documents) == counts.documents
         for sequence, document in zip(dataset, documents, strict=True):
-            assert sequence.tolist() == [*tokenizer.encode(document.text).ids, 0]
+            assert sequence.tolist() == [*tokenizer.encode(document).ids, 0]
         assert int(dataset.sequence_lengths.sum()) == counts.tokens
-        assert sum(document.size for document in documents) == counts.bytes
+        assert sum(len(document.encode()) for document in documents) == counts.bytes
 
 
 def test_same_input_gives_the_same_bytes(corpus: CorpusPaths, source_root: Path, tmp_path: Path) -> None:

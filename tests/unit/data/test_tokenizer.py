@@ -45,12 +45,13 @@ def test_any_text_round_trips(megatron_tokenizer: Any, text: str) -> None:
 
 
 def test_documents_round_trip(megatron_tokenizer: Any, source_root: Path) -> None:
-    for document in read_corpus(source_root).valid:
-        assert megatron_tokenizer.detokenize(megatron_tokenizer.tokenize(document.text)) == document.text
+    _, valid = read_corpus(source_root)
+    for text in valid.values():
+        assert megatron_tokenizer.detokenize(megatron_tokenizer.tokenize(text)) == text
 
 
 def test_training_is_deterministic(tmp_path: Path, source_root: Path) -> None:
-    texts = [document.text for document in read_corpus(source_root).train]
+    texts = list(read_corpus(source_root)[0].values())
     for name in ("first", "second"):
         save_tokenizer(train_tokenizer(texts, 400), tmp_path / name)
     files = ("tokenizer.json", "tokenizer_config.json")
