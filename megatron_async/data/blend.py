@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The data sets that `--data-path` and its relatives name, and checks of their files. No torch, no Megatron.
+"""The data sets that `--data-path` and its relatives name, and checks of their files.
 
 Megatron-LM's forms: one prefix; several prefixes (shares follow their sizes); or weights and prefixes in turn. Weights
 are shares of the samples to draw, whatever the sizes of the sets. They need not sum to 1.
@@ -13,31 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
+
+from megatron_async.mcore.training import IndexReader
 
 SPLIT_NAMES = ("train", "valid", "test")
 # Megatron's default where --data-path comes without --split.
 DEFAULT_SPLIT = "969, 30, 1"
 _OBJECT_STORAGE = ("s3://", "msc://")
-# Index header: magic, version (uint64), token type (uint8), number of sequences (uint64).
-_INDEX_HEADER = struct.Struct("<9sQBQ")
-_INDEX_MAGIC = b"MMIDIDX\x00\x00"
-# Then the number of documents, the length of each sequence in tokens, the place of each in the .bin file.
-_COUNT, _LENGTH = struct.Struct("<q"), struct.Struct("<i")
-# Bytes of a token by the code of its type: uint8, int8, int16, int32, int64, float64, float32, uint16.
-_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Blend:
+class Blend(NamedTuple):
     """Data prefixes with their positive weights; without weights, shares follow the sizes of the sets."""
 
-    prefixes: tuple[str, ...]
-    weights: tuple[float, ...] | None = None
-
-    def for_megatron(self) -> tuple[list[str], list[float] | None]:
-        """The form that Megatron's data set configuration takes."""
-        return list(self.prefixes), None if self.weights is None else list(self.weights)
+    prefixes: list[str]
+    weights: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +149,14 @@ def _parse(words: Sequence[str], option: str, problems: list[str]) -> Blend | No
         problems.append(f"{option} is empty: give a data prefix, or weights and prefixes in turn.")
         return None
     if len(words) % 2 == 0 and all(_number(word) is not None for word in words[::2]):
-        weights = tuple(float(word) for word in words[::2])
+        weights = [float(word) for word in words[::2]]
         problems += [
             f"{option}: weight {word} of {prefix} is not a positive number. Weights are shares of the samples to draw; "
             "leave out a set that should not be drawn."
             for word, weight, prefix in zip(words[::2], weights, words[1::2], strict=True)
             if not (math.isfinite(weight) and weight > 0)
         ]
-        return Blend(tuple(words[1::2]), weights)
+        return Blend(words[1::2], weights)
     # A file may be named like a number; any other number here is a weight out of place.
     stray = [word for word in words if _number(word) is not None and not Path(f"{word}.idx").exists()]
     if stray:
@@ -174,7 +164,7 @@ def _parse(words: Sequence[str], option: str, problems: list[str]) -> Blend | No
             f"{option} {' '.join(words)}: weights and prefixes must take turns, a weight before each prefix, or no "
             f"weights at all; {', '.join(stray)} cannot be assigned."
         )
-    return Blend(tuple(word for word in words if word not in stray))
+    return Blend([word for word in words if word not in stray])
 
 
 def _number(word: str) -> float | None:
@@ -199,32 +189,18 @@ def _file_problems(prefix: str, documents: dict[str, int]) -> Iterator[str]:
         yield f"data prefix {prefix}: {' and '.join(missing)} {verb} not exist.{hint}"
         return
     try:
-        with open(f"{prefix}.idx", "rb") as file:
-            magic, _, kind, sequences = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
-            expected = _token_bytes(file, kind, sequences) if magic == _INDEX_MAGIC else 0
-    except (OSError, struct.error, KeyError):
-        magic = b""
-    if magic != _INDEX_MAGIC:
+        index = IndexReader(f"{prefix}.idx", multimodal=False)
+    except (AssertionError, OSError, ValueError, struct.error):
         yield f"{prefix}.idx is not a Megatron index. Write it with megatron-async preprocess."
         return
-    documents[prefix] = sequences
-    if expected != (size := Path(f"{prefix}.bin").stat().st_size):
+    documents[prefix] = len(index)
+    last = (int(index.sequence_pointers[-1]), int(index.sequence_lengths[-1])) if len(index) else (0, 0)
+    expected, size = last[0] + last[1] * index.dtype_size, Path(f"{prefix}.bin").stat().st_size
+    if expected != size:
         yield (
             f"data prefix {prefix}: the index describes {expected} bytes of tokens, but {prefix}.bin has {size}. The "
             "two files do not belong together or were not copied to the end; copy or preprocess them again."
         )
-
-
-def _token_bytes(file: BinaryIO, kind: int, sequences: int) -> int:
-    """Bytes of tokens up to the end of the last sequence of an index, read after its header."""
-    if not sequences:
-        return 0
-    start = _INDEX_HEADER.size + _COUNT.size  # after the number of documents
-    file.seek(start + (sequences - 1) * _LENGTH.size)
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    file.seek(start + sequences * _LENGTH.size + (sequences - 1) * _COUNT.size)
-    (pointer,) = _COUNT.unpack(file.read(_COUNT.size))
-    return int(pointer + length * _TOKEN_BYTES[kind])
 
 
 def _split_problems(split: str, documents: dict[str, int]) -> Iterator[str]:

@@ -1,10 +1,11 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Functions of `megatron.training` that this package calls as they are, and the id of the wandb run."""
+"""Names of `megatron.training`, and a private one, that this package uses as they are; the id of the wandb run."""
 # ruff: noqa: F401
 
 from typing import Any
 
 import torch.distributed as dist
+from megatron.core.datasets.indexed_dataset import _IndexReader as IndexReader
 from megatron.training.argument_utils import (
     gpt_config_from_args,
     hybrid_config_from_args,

@@ -122,10 +122,7 @@ def test_index_without_documents(tmp_path: Path, make_arguments: MakeArguments) 
 def test_argument_files(data: dict[str, str], tmp_path: Path, make_arguments: MakeArguments) -> None:
     (tmp_path / "shared.txt").write_text(f"0.25 {data['a']}\n0.75 {data['b']}\n")
     sources = data_sources(make_arguments("--data-args-path", tmp_path / "shared.txt"))
-    assert sources.blend is not None and sources.blend.for_megatron() == (
-        [data["a"], data["b"]],
-        [0.25, 0.75],
-    )
+    assert sources.blend == ([data["a"], data["b"]], [0.25, 0.75])
 
     table = {"train": [0.5, data["a"], 0.5, data["b"]], "valid": f"{data['tiny']}", "test": None}
     (tmp_path / "split.json").write_text(json.dumps(table))
@@ -143,7 +140,5 @@ def test_agrees_with_megatron(data: dict[str, str], make_arguments: MakeArgument
     from megatron.core.datasets.utils import get_blend_from_list
 
     for words in ([data["a"]], [data["a"], data["b"]], ["3", data["a"], "7", data["b"]], ["1", data["a"]]):
-        blend = data_sources(make_arguments("--data-path", *words)).blend
-        assert blend is not None
         prefixes, weights = get_blend_from_list(words)
-        assert blend.for_megatron() == (list(prefixes), weights)
+        assert data_sources(make_arguments("--data-path", *words)).blend == (list(prefixes), weights)

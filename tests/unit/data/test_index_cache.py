@@ -32,12 +32,12 @@ def test_contents_do_not_depend_on_the_place(tmp_path: Path) -> None:
         write_index(tmp_path / name, content)
     here, there, other = (str(tmp_path / name / "data") for name in ("here", "there", "other"))
 
-    def digest(prefixes: tuple[str, ...], weights: tuple[float, ...] | None = None) -> str | None:
-        return contents(DataSources(Blend(prefixes, weights), None, ()))
+    def digest(prefixes: tuple[str, ...], weights: list[float] | None = None) -> str | None:
+        return contents(DataSources(Blend(list(prefixes), weights), None, ()))
 
     assert digest((here,)) == digest((there,)) != digest((other,))
     assert digest((here, other)) != digest((other, here))
-    assert digest((here, other), (1.0, 2.0)) != digest((here, other), (1.0, 3.0))
+    assert digest((here, other), [1.0, 2.0]) != digest((here, other), [1.0, 3.0])
     assert digest(("s3://bucket/data",)) is None
 
 
