@@ -2,7 +2,6 @@
 """The data sets of a GPT pretraining run, built with Megatron's own classes from Megatron's own arguments."""
 
 import argparse
-import contextlib
 import json
 import logging
 import math
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from megatron.core import parallel_state
 from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_dataset import BlendedDataset
@@ -60,7 +58,7 @@ def train_valid_test_datasets(
         lambda: is_built_on_rank(args, vp_stage),
         config,
     )
-    with _writing(cache):
+    with building(cache):
         train, valid, test = builder.build()
     if isinstance(train, BlendedDataset) and not config.defer_npy_index_mmap:
         for share in blend_shares(train):
@@ -179,9 +177,3 @@ def _own_cache(args: argparse.Namespace, sources: DataSources) -> str | None:
     if prepared or not prefixes or not all(is_local(prefix) for prefix in prefixes):
         return None
     return cache_folder(prefixes, args.data_cache_path)
-
-
-def _writing(cache: str | None) -> contextlib.AbstractContextManager[None]:
-    """Lock the folder on the rank that writes to it: global rank 0."""
-    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    return building(cache) if writes and cache is not None else contextlib.nullcontext()

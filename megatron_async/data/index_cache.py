@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from megatron_async.data.blend import DataSources, is_local
 
 _SAMPLE_BYTES = 1 << 20
@@ -61,12 +63,15 @@ def _read_into(digest: Any, prefix: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def building(folder: str) -> Iterator[None]:
+def building(folder: str | None) -> Iterator[None]:
     """Lock the folder while its files are built or read for the first time; remove what a killed build left.
 
-    Only the process that writes may enter (Megatron: global rank 0). A folder without write permission is left alone:
-    a complete cache can be read from it.
+    Global rank 0 alone writes to it. A folder without write permission is left alone: a complete cache can be read from
+    it.
     """
+    if folder is None or (dist.is_initialized() and dist.get_rank() != 0):
+        yield
+        return
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)

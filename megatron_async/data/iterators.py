@@ -6,8 +6,9 @@ Megatron shuffles by the number of samples that a run asks for. That number is s
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def _validation(args: argparse.Namespace, name: str, parts: list[Any], length: i
     batches = -(-length // args.eval_global_batch_size)
     padded = [None if part is None else _Padded(part, batches * args.eval_global_batch_size) for part in parts]
     with overridden(args, full_validation=False, dataloader_type="single"):
-        return EvaluationSet(name, [_iterator(args, part, 0, repeat=True) for part in padded], batches)
+        return EvaluationSet(name, [_iterator(args, part, 0, again=True) for part in padded], batches)
 
 
 class _Padded(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -158,29 +159,20 @@ class _Padded(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return sample | {"loss_mask": torch.zeros_like(sample["loss_mask"])}
 
 
-def _iterator(args: argparse.Namespace, dataset: Any, consumed: int, *, repeat: bool = False) -> Any:
-    """An iterator over micro-batches from a position on, or None without data."""
+def _iterator(args: argparse.Namespace, dataset: Any, consumed: int, *, again: bool = False) -> Iterator[Any] | None:
+    """An iterator over micro-batches from a position on, over whole passes with `again`; None without data."""
     loader = build_pretraining_data_loader(dataset, consumed)
     if loader is None:
         return None
-    return _Undisturbing(_passes(loader, repeat=repeat or args.dataloader_type == "cyclic"))
+    return _undisturbing(repeat(loader) if again or args.dataloader_type == "cyclic" else [loader])
 
 
-def _passes(loader: Any, *, repeat: bool) -> Iterator[Any]:
-    yield from loader
-    while repeat:
-        yield from loader
-
-
-class _Undisturbing:
-    """A data iterator that preserves the RNG states, from which loaders draw seeds."""
-
-    def __init__(self, data: Iterator[Any]) -> None:
-        self._data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
+def _undisturbing(loaders: Iterable[Any]) -> Iterator[Any]:
+    """The batches of loaders one after the other. Restores the RNG states, from which loaders draw seeds."""
+    batches = chain.from_iterable(loaders)
+    while True:
         with fork_rng():
-            return next(self._data)
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch

@@ -68,13 +68,6 @@ class IndexedWriter:
         os.replace(get_bin_path(self._temporary), get_bin_path(self.prefix))
         os.replace(get_idx_path(self._temporary), get_idx_path(self.prefix))
 
-    def discard(self) -> None:
-        """Remove everything that was not committed."""
-        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
-            self._builder.data_file.close()
-        for path in (get_bin_path(self._temporary), get_idx_path(self._temporary)):
-            Path(path).unlink(missing_ok=True)
-
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
         try:
@@ -86,4 +79,7 @@ class IndexedWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.discard()
+        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
+            self._builder.data_file.close()
+        for path in (get_bin_path(self._temporary), get_idx_path(self._temporary)):
+            Path(path).unlink(missing_ok=True)

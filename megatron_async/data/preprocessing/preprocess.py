@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,7 @@ from megatron_async.data.preprocessing.sources import (
     read_records,
     resolve_sources,
 )
-from megatron_async.data.preprocessing.tokenizer import build_tokenizer
+from megatron_async.files import obstacle
 
 if TYPE_CHECKING:
     from megatron_async.data.preprocessing.indexed import IndexedWriter
@@ -141,18 +140,13 @@ def _option_problems(options: PreprocessOptions) -> Iterator[Problem]:
     keys = options.keys
     if len(set(keys)) != len(keys) or not keys:
         yield f"--json-keys {' '.join(keys)}: give each key once, and at least one."
-    # Try to write to the output folder, or to the one that it will be created in.
-    folder = Path(options.output("key")).parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        yield f"--output-prefix {options.output_prefix}: cannot write to {folder}: {error.strerror}."
+    if reason := obstacle(Path(f"{options.output('key')}.bin")):
+        yield f"--output-prefix {options.output_prefix}: cannot write: {reason}."
 
 
 def _checked_tokenizer(args: argparse.Namespace, options: PreprocessOptions, problems: list[Problem]) -> Any:
+    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+
     name, model = f"--tokenizer-type {args.tokenizer_type}", args.tokenizer_model
     if args.tokenizer_type == "NullTokenizer" and not args.vocab_size:
         problems.append(f"{name} needs --vocab-size.")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""A byte-level BPE tokenizer trained on our own documents, and Megatron's builder for all others.
+"""A byte-level BPE tokenizer trained on our own documents, and arguments for Megatron's builder of all others.
 
 The saved folder is a Hugging Face tokenizer folder. Megatron loads it without a network through
 `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`.
@@ -72,10 +72,3 @@ def tokenizer_namespace(**chosen: Any) -> argparse.Namespace:
 
     # The vocabulary is padded for the model that will train, which is not known here.
     return argparse.Namespace(**{**vars(TokenizerConfig()), "pad_vocab_size": False, "rank": 0, **chosen})
-
-
-def build_tokenizer(args: argparse.Namespace) -> Any:
-    """Build the tokenizer that `--tokenizer-type` and its companions name, with Megatron's builder."""
-    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer as build
-
-    return build(args)

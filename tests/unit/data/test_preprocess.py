@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 
 from megatron_async.data.preprocessing.preprocess import Encoder, InputError, PreprocessOptions, Progress, preprocess
 from megatron_async.data.preprocessing.sources import Record
@@ -102,8 +103,6 @@ def test_plain_text(tmp_path: Path, out: Path, corpus: Any, unit: Any, expected:
         for name, text in texts.items():
             (tmp_path / name).write_text(text, encoding="utf-8")
         run([tmp_path / "*.txt"], out, tokenizer=tokenizer)
-        from megatron_async.data.preprocessing.tokenizer import build_tokenizer
-
         built = build_tokenizer(tokenizer)
         assert [built.detokenize(ids) for ids in read(f"{out}_text_document")] == list(texts.values())
         return

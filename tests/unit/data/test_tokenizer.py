@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 
 from megatron_async.data.preprocessing.prepare import CorpusPaths
 from megatron_async.data.preprocessing.stdlib_corpus import read_corpus
 from megatron_async.data.preprocessing.tokenizer import (
     SMALLEST_VOCABULARY,
     TOKENIZER_TYPE,
-    build_tokenizer,
     save_tokenizer,
     tokenizer_namespace,
     train_tokenizer,
