@@ -3,7 +3,7 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -40,18 +40,18 @@ class Metrics:
     training: tuple[Row, ...]
     validation: tuple[Row, ...]
 
-    def losses(self) -> tuple[list[int], list[float]]:
-        """Iterations and training losses (nats per token)."""
-        return [row["iteration"] for row in self.training], [row["lm_loss"] for row in self.training]
+    def losses(self) -> dict[int, float]:
+        """Training loss (nats per token) by iteration."""
+        return {row["iteration"]: row["lm_loss"] for row in self.training}
 
-    def validation_losses(self) -> tuple[list[int], list[float]]:
-        """Iterations and validation losses (nats per token)."""
-        return [row["iteration"] for row in self.validation], [row["valid_loss"] for row in self.validation]
+    def validation_losses(self) -> dict[int, float]:
+        """Validation loss (nats per token) by iteration."""
+        return {row["iteration"]: row["valid_loss"] for row in self.validation}
 
     def seconds(self) -> dict[int, float]:
         """Seconds of training until each iteration was complete, without evaluations and saves."""
         times = accumulate(row["iteration_ms"] / 1e3 for row in self.training)
-        return dict(zip(self.losses()[0], times, strict=True))
+        return dict(zip(self.losses(), times, strict=True))
 
 
 def parse_metrics(text: str, source: str = "metrics") -> Metrics:
@@ -142,14 +142,14 @@ def state_after(metrics: Metrics, seconds: float) -> dict[str, float]:
     The loss is that of a line through the last ten batches, which lags behind a falling loss less than their mean.
     """
     batches = max(1, sum(time <= seconds for time in metrics.seconds().values()))
-    losses = metrics.losses()[1][max(0, batches - 10) : batches]
+    losses = list(metrics.losses().values())[max(0, batches - 10) : batches]
     if len(losses) == 1:
         return {"batches": batches, "lm_loss": losses[0]}
     slope, intercept = statistics.linear_regression(range(len(losses)), losses)
     return {"batches": batches, "lm_loss": intercept + slope * (len(losses) - 1)}
 
 
-def smoothed(values: Sequence[float], weight: float = SMOOTHING) -> list[float]:
+def smoothed(values: Iterable[float], weight: float = SMOOTHING) -> list[float]:
     """Exponential moving average, corrected for its start at zero as in Adam (arXiv 1412.6980)."""
     average, result = 0.0, []
     for count, value in enumerate(values, start=1):
@@ -158,21 +158,17 @@ def smoothed(values: Sequence[float], weight: float = SMOOTHING) -> list[float]:
     return result
 
 
-def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, list[tuple[int, float]]]:
-    """Validation loss of each other run minus the reference's where both evaluated: (iteration, gap in nats).
+def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, dict[int, float]]:
+    """Validation loss of each other run minus the reference's (nats), by iteration, where both evaluated.
 
     Raises:
         ValueError: `reference` is none of the runs.
     """
     if reference not in runs:
         raise ValueError(f"reference {reference!r} is none of the runs given: {', '.join(runs)}")
-    base = dict(zip(*runs[reference].validation_losses(), strict=True))
+    base = runs[reference].validation_losses()
     return {
-        name: [
-            (iteration, loss - base[iteration])
-            for iteration, loss in zip(*metrics.validation_losses(), strict=True)
-            if iteration in base
-        ]
+        name: {step: loss - base[step] for step, loss in metrics.validation_losses().items() if step in base}
         for name, metrics in runs.items()
         if name != reference
     }
@@ -180,9 +176,9 @@ def validation_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, li
 
 def training_gaps(runs: Mapping[str, Metrics], reference: str) -> dict[str, list[float]]:
     """Smoothed training loss of each other run minus the reference's, batch by batch, in nats."""
-    base = smoothed(runs[reference].losses()[1])
+    base = smoothed(runs[reference].losses().values())
     return {
-        name: [loss - other for loss, other in zip(smoothed(metrics.losses()[1]), base, strict=False)]
+        name: [loss - other for loss, other in zip(smoothed(metrics.losses().values()), base, strict=False)]
         for name, metrics in runs.items()
         if name != reference
     }
@@ -210,14 +206,12 @@ def loss_figure(runs: Mapping[str, Metrics], title: str = "Loss") -> Figure:
     )
     for index, (name, metrics) in enumerate(runs.items()):
         color, seconds = _RUN_COLORS[index % len(_RUN_COLORS)], metrics.seconds()
-        iterations, losses = metrics.losses()
-        evaluated, values = metrics.validation_losses()
+        losses, evaluated = list(metrics.losses().values()), metrics.validation_losses()
         for axes, place in ((by_batch, {step: float(step) for step in seconds}), (by_time, seconds)):
-            steps = [place[step] for step in iterations]
-            axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.8)
-            axes.plot(steps, smoothed(losses), color=color, linewidth=1.6, label=name)
-            points = [(place[step], value) for step, value in zip(evaluated, values, strict=True) if step in place]
-            axes.plot(*zip(*points, strict=True) if points else ([], []), "o", color=color, markeredgecolor="white")
+            axes.plot(list(place.values()), losses, color=color, alpha=0.2, linewidth=0.8)
+            axes.plot(list(place.values()), smoothed(losses), color=color, linewidth=1.6, label=name)
+            points = {place[step]: value for step, value in evaluated.items() if step in place}
+            axes.plot(list(points), list(points.values()), "o", color=color, markeredgecolor="white")
     by_batch.plot([], [], "o", color=_RUN_COLORS[0], markeredgecolor="white", label="validation")
     by_batch.set(xlabel="iteration (batches)", ylabel="loss (nats per token)", title=title)
     by_time.set(xlabel="training time (s), without evaluations", title="The same against time")
@@ -240,7 +234,7 @@ def gap_figure(runs: Mapping[str, Metrics], reference: str) -> Figure:
     axes.axhline(0.0, color="#4c566a", linewidth=1.0)
     for index, (name, points) in enumerate(gaps.items(), start=1):
         color = _RUN_COLORS[index % len(_RUN_COLORS)]
-        axes.plot([i for i, _ in points], [g for _, g in points], "o-", color=color, markersize=4, label=name)
+        axes.plot(list(points), list(points.values()), "o-", color=color, markersize=4, label=name)
     axes.set(xlabel="iteration (batches)", ylabel="gap (nats per token)", title=f"Validation loss minus {reference}")
     _tidy(axes)
     if gaps:

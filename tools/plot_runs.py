@@ -33,7 +33,7 @@ def _gap_table(runs: dict[str, report.Metrics], reference: str) -> Table:
             table.add_row(name, "-", "-", "-")
             continue
         last = metrics.validation[-1]
-        gap = dict(gaps.get(name, ())).get(last["iteration"])
+        gap = gaps.get(name, {}).get(last["iteration"])
         shown = "-" if gap is None else f"{gap:+.4f}"
         table.add_row(name, str(last["iteration"]), f"{last['valid_loss']:.4f}", shown)
     return table
