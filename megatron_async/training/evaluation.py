@@ -2,7 +2,8 @@
 """Evaluations: losses of validation sets and of the test set, on every layout. They end early if the run is to end."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,61 +22,61 @@ class GivenUp(Exception):
     """A rank wants to end the run; raised on every rank."""
 
 
-class Evaluation:
-    """Computes losses with the weights in use; training goes on as if it had not happened.
+def mean_loss(
+    args: argparse.Namespace,
+    model: Sequence[Any],
+    forward_step: Any,
+    part: EvaluationSet,
+    wants_stop: Callable[[], bool],
+) -> float | None:
+    """Token-weighted mean loss of one evaluation with the weights in use; training goes on as if it had not happened.
 
     Args:
         args: Megatron's arguments and ours.
         model: wrapped model chunks of this rank.
         forward_step: Megatron's forward step function.
+        part: the data.
         wants_stop: whether this rank wants to end the run.
+
+    Returns:
+        The loss, None on ranks that do not know it. Collective.
+
+    Raises:
+        GivenUp: before the last batch, a rank wanted to end the run.
     """
-
-    def __init__(
-        self, args: argparse.Namespace, model: Sequence[Any], forward_step: Any, wants_stop: Callable[[], bool]
-    ) -> None:
-        self._args, self._model, self._forward_step, self._wants_stop = args, list(model), forward_step, wants_stop
-
-    def loss(self, part: EvaluationSet) -> float | None:
-        """Token-weighted mean loss of one evaluation; None on ranks that do not know it. Collective.
-
-        Raises:
-            GivenUp: before the last batch, a rank wanted to end the run.
-        """
-        modes = [chunk.training for chunk in self._model]
-        for chunk in self._model:
-            chunk.eval()
-        try:
-            # Forward steps read the micro-batch size from the arguments.
-            size = self._args.eval_micro_batch_size
-            with torch.no_grad(), fork_rng(), overridden(self._args, micro_batch_size=size):
-                return self._mean(part)
-        finally:
-            for chunk, training in zip(self._model, modes, strict=True):
-                chunk.train(training)
-
-    def _mean(self, part: EvaluationSet) -> float | None:
-        args = self._args
-        forward = get_forward_backward_func()
-        samples = args.eval_micro_batch_size * args.data_parallel_size
-        sums = torch.zeros(2, dtype=torch.float64, device=device())
+    sums = torch.zeros(2, dtype=torch.float64, device=device())
+    # Forward steps read the micro-batch size from the arguments.
+    with _evaluating(model), overridden(args, micro_batch_size=args.eval_micro_batch_size):
         for batch in range(part.batches):
-            if batch and largest(self._wants_stop()):
+            if batch and largest(wants_stop()):
                 raise GivenUp
-            losses = forward(
-                forward_step_func=self._forward_step,
-                data_iterator=part.data if len(self._model) > 1 else part.data[0],
-                model=self._model,
-                num_microbatches=args.eval_global_batch_size // samples,
+            losses = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=part.data if len(model) > 1 else part.data[0],
+                model=list(model),
+                num_microbatches=args.eval_global_batch_size // (args.micro_batch_size * args.data_parallel_size),
                 seq_length=args.seq_length,
-                micro_batch_size=args.eval_micro_batch_size,
+                micro_batch_size=args.micro_batch_size,
                 decoder_seq_length=args.decoder_seq_length,
                 forward_only=True,
             )
             for microbatch in losses:
                 sums += microbatch["lm loss"].view(-1).double()
-        if not mpu.is_pipeline_last_stage(ignore_virtual=True):
-            return None
-        dist.all_reduce(sums, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        total, tokens = sums.tolist()
-        return total / tokens if tokens else 0.0
+    if not mpu.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    dist.all_reduce(sums, group=mpu.get_data_parallel_group(with_context_parallel=True))
+    total, tokens = sums.tolist()
+    return total / tokens if tokens else 0.0
+
+
+@contextmanager
+def _evaluating(model: Sequence[Any]) -> Iterator[None]:
+    """Without gradients and dropout; random states are restored."""
+    for chunk in model:
+        chunk.eval()
+    try:
+        with torch.no_grad(), fork_rng():
+            yield
+    finally:
+        for chunk in model:
+            chunk.train()

@@ -35,7 +35,7 @@ from megatron_async.pipeline.timeline import Timeline
 from megatron_async.pipeline.update import UpdateReport
 from megatron_async.schedules.phases import Phases
 from megatron_async.training.callbacks import Callback, CompletedBatch
-from megatron_async.training.evaluation import Evaluation, GivenUp
+from megatron_async.training.evaluation import GivenUp, mean_loss
 from megatron_async.training.faults import TrainingFault
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_REQUEST
 
@@ -91,7 +91,6 @@ class Loop:
         self.model, self.optimizer = trained.model, trained.optimizer
         self.checkpoints, self.callbacks = checkpoints, tuple(callbacks)
         self.data, self._sizes = data, BatchSizes.of(args)
-        self._evaluation = Evaluation(args, trained.model, forward_step, self._wants_stop)
         self.timeline = Timeline(args.trace_batches if args.trace_file else 0)
         self._config = get_model_config(trained.model[0])
         self._config.grad_scale_func = trained.optimizer.scale_loss
@@ -239,7 +238,7 @@ class Loop:
         try:
             with self._newest_weights():
                 for part in parts:
-                    losses.append(self._evaluation.loss(part))
+                    losses.append(mean_loss(self.args, self.model, self.forward_step, part, self._wants_stop))
                     self._notify(Callback.on_evaluated, iteration, part.name, losses[-1])
         except GivenUp:
             self.note(f"asked to end: the evaluation at iteration {iteration} was given up")

@@ -46,7 +46,7 @@ from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.training import writers
 from megatron_async.training.callbacks import Callback
 from megatron_async.training.collector import EmptyCache, ManualCollection
-from megatron_async.training.evaluation import Evaluation, GivenUp
+from megatron_async.training.evaluation import GivenUp, mean_loss
 from megatron_async.training.expert_balance import ExpertBalance
 from megatron_async.training.faults import EqualReplicas, FirstLoss, SkippedUpdates, StopOnRequest, TrainingFault
 from megatron_async.training.last_actions import LastActions
@@ -121,12 +121,11 @@ def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[
     model, _, _ = _model(args, vocabulary)
     Checkpoints(args, model, None, None, versions()).load()
     data = data_iterators(args)
-    evaluation = Evaluation(args, model, gpt.ForwardStep(args, vocabulary), lambda: stops.requested)
-    callbacks = [*callbacks, _metrics(args)]
+    forward_step, callbacks = gpt.ForwardStep(args, vocabulary), [*callbacks, _metrics(args)]
     status = FINISHED
     try:
         for part in [*data.valid, *([data.test] if data.test else [])]:
-            loss = evaluation.loss(part)
+            loss = mean_loss(args, model, forward_step, part, lambda: stops.requested)
             for callback in callbacks:
                 callback.on_evaluated(args.iteration, part.name, loss)
     except GivenUp:

@@ -3,13 +3,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from megatron.core import mpu
 
 from megatron_async.files import write_atomically
-from megatron_async.pipeline.timeline import Span, Timeline
 from megatron_async.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -17,39 +16,32 @@ if TYPE_CHECKING:
 
 
 class TraceFile(Callback):
-    """Writes `--trace-file` at the end of a run."""
+    """Writes `--trace-file` at the end of a run, with times of each host's monotonic clock."""
 
     def on_train_begin(self, loop: "Loop") -> None:
-        self._loop = loop
+        self._path, self._timeline = Path(loop.args.trace_file), loop.timeline
 
     def on_train_end(self, complete: bool) -> None:
-        if complete:
-            write(self._loop.args.trace_file, self._loop.timeline)
-
-
-def write(path: str, timeline: Timeline) -> None:
-    """Gather the spans of all ranks; rank 0 writes the file. Collective.
-
-    Times are those of each host's monotonic clock.
-    """
-    timeline.busy_since_last()
-    own = (mpu.get_pipeline_model_parallel_rank(), timeline.kept())
-    gathered: list[tuple[int, list[Span]]] | None = [(0, [])] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(own, gathered, dst=0)
-    if gathered is None:
-        return
-    start = min((span.start for _, spans in gathered for span in spans), default=0.0)
-    events = [
-        {
-            "name": f"{span.kind}{span.labels.get('microbatch', span.labels['batch'])}",
-            "ph": "X",
-            "ts": (span.start - start) * 1e6,
-            "dur": span.duration * 1e6,
-            "pid": rank,
-            "tid": stage,
-            "args": {"kind": span.kind, **span.labels},
-        }
-        for rank, (stage, spans) in enumerate(gathered)
-        for span in spans
-    ]
-    write_atomically(Path(path), json.dumps({"traceEvents": events}))
+        """Gather the spans of all ranks; rank 0 writes the file."""
+        if not complete:
+            return
+        self._timeline.busy_since_last()
+        gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object((mpu.get_pipeline_model_parallel_rank(), self._timeline.kept()), gathered, dst=0)
+        if gathered is None:
+            return
+        start = min((span.start for _, spans in gathered for span in spans), default=0.0)
+        events = [
+            {
+                "name": f"{span.kind}{span.labels.get('microbatch', span.labels['batch'])}",
+                "ph": "X",
+                "ts": (span.start - start) * 1e6,
+                "dur": span.duration * 1e6,
+                "pid": rank,
+                "tid": stage,
+                "args": {"kind": span.kind, **span.labels},
+            }
+            for rank, (stage, spans) in enumerate(gathered)
+            for span in spans
+        ]
+        write_atomically(self._path, json.dumps({"traceEvents": events}))
