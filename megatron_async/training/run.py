@@ -53,11 +53,10 @@ from megatron_async.training.last_actions import LastActions
 from megatron_async.training.log import Log, MetricsFile, ProgressFile
 from megatron_async.training.loop import Loop, Trained
 from megatron_async.training.metrics import Metrics
-from megatron_async.training.profiling import MemoryHistory, Profiler
+from megatron_async.training.profiling import MemoryHistory, Profiler, TraceFile
 from megatron_async.training.provenance import versions
 from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, StopRequests
 from megatron_async.training.stage_balance import Expected
-from megatron_async.training.trace import TraceFile
 from megatron_async.training.values import Logged, PeriodicTimes, requested
 
 

@@ -15,7 +15,7 @@ from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.parameters import Block, blocks
-from megatron_async.planning.split import Ends, on_ranks
+from megatron_async.planning.split import on_ranks
 from megatron_async.planning.timing import BlockTime
 from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
@@ -64,17 +64,16 @@ class Expected:
         if not 0 < others < seconds[slowest] / (1 + SLOW):
             return None
         text = f"stage {slowest} is {seconds[slowest] / others - 1:.0%} slower than the others"
-        layers = layers_by_chunk(self.args)
-        factors = [1.0] * len(self.times)
+        layers, scaled = layers_by_chunk(self.args), list(self.times)
         for stage, chunks in enumerate(layers):
             numbers = [layer + 1 for chunk in chunks for layer in chunk]
-            numbers = [0] * (stage == 0) + numbers + [len(factors) - 1] * (stage == len(layers) - 1)
-            estimated = sum(self.times[number].total for number in numbers)
+            numbers = [0] * (stage == 0) + numbers + [len(scaled) - 1] * (stage == len(layers) - 1)
+            by = seconds[stage] / (sum(self.times[number].total for number in numbers) or 1.0)
             for number in numbers:
-                factors[number] = seconds[stage] / (estimated or 1.0)
-        scaled = [BlockTime(own.forward * by, own.backward * by) for own, by in zip(self.times, factors, strict=True)]
+                scaled[number] = BlockTime(self.times[number].forward * by, self.times[number].backward * by)
         better = balance.choose(self.args, self.model, scaled, simulations=0).ends
-        least = _slowest(scaled, better, len(seconds))
+        stages = on_ranks(scaled, better, len(seconds))
+        least = max(sum(own.total for part in parts for own in part) for parts in stages)
         if least < 0.98 * seconds[slowest]:
             name, split = balance.split_option(self.args, better)
             return (
@@ -82,7 +81,3 @@ class Expected:
                 "resume may take it"
             )
         return f"{text}: no other split is faster; if the stages' layers are the same, look at its host and device"
-
-
-def _slowest(times: Sequence[BlockTime], ends: Ends, stages: int) -> float:
-    return max(sum(own.total for part in parts for own in part) for parts in on_ranks(times, ends, stages))

@@ -392,7 +392,7 @@ def test_a_hang_names_the_actions() -> None:
 
 
 def trace_of(durations: dict[tuple[int, str], list[float]], batches=3) -> dict:
-    """Spans of F, B and U as `training/trace.py` writes them; the first batch takes ten times as long."""
+    """Spans of F, B and U as `training/profiling.py` writes them; the first batch takes ten times as long."""
     return {
         "traceEvents": [
             {
