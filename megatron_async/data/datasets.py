@@ -3,17 +3,14 @@
 
 import argparse
 import json
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from megatron.core import parallel_state
 from megatron.core.datasets import helpers
-from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
@@ -21,8 +18,6 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron_async.data.blend import DataSources, data_sources, is_local
 from megatron_async.data.documents import DocumentDataset
 from megatron_async.data.index_cache import building, cache_folder
-
-logger = logging.getLogger(__name__)
 
 SampleCounts = Sequence[int | None]
 # In a longer blend the default surplus exceeds any rounding.
@@ -60,9 +55,6 @@ def train_valid_test_datasets(
     )
     with building(cache):
         train, valid, test = builder.build()
-    if isinstance(train, BlendedDataset) and not config.defer_npy_index_mmap:
-        for share in blend_shares(train):
-            logger.info("training data: %s", share)
     return train, valid, test
 
 
@@ -109,34 +101,6 @@ def dataset_config(
         sequences_per_dataset=None if sequences is None else json.loads(Path(sequences).read_text()),
         inter_document_masking=args.dataloader_inter_document_masking,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class BlendShare:
-    """Contribution of one set to a blend."""
-
-    prefix: str
-    samples: int  # drawn from it
-    share: float  # of all samples
-    epochs: float  # how often its tokens are read
-
-    def __str__(self) -> str:
-        return f"{self.prefix}: {self.samples} samples, {self.share:.2%} of all, {self.epochs:.2f} epochs"
-
-
-def blend_shares(blended: BlendedDataset) -> list[BlendShare]:
-    """The realized shares of a blend, in the order of its sets."""
-    shares = []
-    drawn = np.bincount(blended.dataset_index, minlength=len(blended.datasets)).tolist()
-    for dataset, samples in zip(blended.datasets, drawn, strict=True):
-        if isinstance(dataset, DocumentDataset):
-            sequences = float(len(dataset.document_index))
-        else:
-            tokens = int(dataset.dataset.sequence_lengths[dataset.indices].sum())
-            sequences = tokens / dataset.config.sequence_length
-        epochs = samples / sequences
-        shares.append(BlendShare(dataset.dataset_path, samples, samples / max(1, len(blended)), epochs))
-    return shares
 
 
 def sufficient_surplus(weights: Sequence[float], samples: int, given: float) -> float:
