@@ -78,13 +78,11 @@ def checkpoints(root: Path) -> list[Found]:
         return found
     trusted = pointer(root)
     last = int(trusted) if trusted.isdecimal() else -1
-    return [replace(entry, problems=_of_megatron(entry.path)) if entry.iteration <= last else entry for entry in found]
-
-
-def _of_megatron(path: Path) -> tuple[str, ...]:
-    """Problems with a checkpoint of Megatron's."""
-    there = (path / _FORMAT).is_file()
-    return () if there else (f"no {_FORMAT}: save it once with Megatron and --ckpt-format torch_dist",)
+    other = (f"no {_FORMAT}: save it once with Megatron and --ckpt-format torch_dist",)
+    return [
+        replace(entry, problems=() if (entry.path / _FORMAT).is_file() else other) if entry.iteration <= last else entry
+        for entry in found
+    ]
 
 
 def newest(root: Path) -> Found | None:

@@ -83,7 +83,7 @@ def _loading(args: argparse.Namespace, root: Path, entry: folder.Found | None) -
 
 def _nothing_to_load(args: argparse.Namespace, root: Path) -> Iterator[str]:
     """A mistyped folder must not train from random weights. A run that continues itself finds nothing at first."""
-    begins = args.save is not None and same_folder(root, args.save) and not args.finetune
+    begins = args.save is not None and root.resolve() == Path(args.save).resolve() and not args.finetune
     if args.pretrained_checkpoint is not None:
         pretrained = Path(args.pretrained_checkpoint)
         if not folder.checkpoints(pretrained) and folder.pointer(pretrained) != folder.RELEASE:
@@ -116,11 +116,6 @@ def _replaced(args: argparse.Namespace, start: int) -> Iterator[str]:
         f"--save {root} holds a checkpoint of iteration {there.iteration}, and this run would begin at {start} and "
         f"replace it. To continue that run give {way}. To begin again name another folder."
     )
-
-
-def same_folder(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths name one folder."""
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def arguments_of(entry: folder.Found) -> Mapping[str, Any]:

@@ -140,12 +140,9 @@ class Checkpoints:
             self._agreement.on_first_rank(f"--save {root} cannot be written to", lambda: self._take(root))
 
     def _take(self, root: Path) -> None:
-        self._lock = FolderLock(root)
-        folder.clean_staging(root)
-
-    def _clean(self, root: Path) -> None:
-        if self._lock is not None:
-            self._lock.check()
+        """Lock the folder, or see that it is still locked by this run, and empty its staging folder."""
+        self._lock = self._lock or FolderLock(root)
+        self._lock.check()
         folder.clean_staging(root)
 
     def close(self) -> None:
@@ -164,7 +161,7 @@ class Checkpoints:
         self.finish()
         args, root = self._args, Path(self._args.save)
         asynchronous = bool(args.async_save)
-        self._agreement.on_first_rank(self._failure(iteration), lambda: self._clean(root))
+        self._agreement.on_first_rank(self._failure(iteration), lambda: self._take(root))
         optimizer_state.complete(self._optimizer)
         args.consumed_train_tokens = largest(args.consumed_train_tokens)  # the ranks with losses count them
         args.older_weight_versions = largest(max((history.depth for history in histories), default=0))
