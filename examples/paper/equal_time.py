@@ -7,7 +7,8 @@
 The first command chooses the learning rates. The second measures the time of a batch of each variant in turns, on a
 machine that should do nothing else, then trains each for as many batches as fit into the time that 1F1B takes for the
 batches of the scale, with a learning rate that falls over its own number of batches. Training may share the machine:
-only the number of batches counts. The same command again continues.
+only the number of batches counts. With `--oracle` it runs in one process each, with the delay emulated: the losses are
+the same, several runs fit beside each other. The same command again continues.
 
 Interleaved zero bubble is synchronous: its losses are those of 1F1B. Its time is that of torch's schedule relative to
 Megatron's 1F1B in `benchmarks`, on layers of the model's sizes.
@@ -17,10 +18,12 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -55,6 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="rows of equal_time.toml (default: all)")
     parser.add_argument("--lr", type=float, help="this peak learning rate, not the one that run.py chose")
     parser.add_argument("--quick", action="store_true", help="the shorter form of the toy scale")
+    parser.add_argument("--oracle", action="store_true", help="train with the delay oracle, one run on each core")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="folder (default: runs/paper/equal-time)")
     return parser.parse_args(arguments)
@@ -123,13 +127,14 @@ def markdown(
     ]
     for optimizer, times in milliseconds.items():
         counts = batches_in(times, batches)
-        first = _last(curves.get((optimizer, next(iter(times))), {}))
+        reference = next(iter(times))
+        first = _last(curves.get((optimizer, reference), {}))
         for variant, own in times.items():
             found = _last(curves.get((optimizer, variant), {}))
             gaps = [loss - first[seed] for seed, loss in found.items() if seed in first]
             words = [optimizer, variant, f"{own:.1f}", str(counts[variant]), str(len(found))]
             words += [results.mean_and_spread(list(found.values()))]
-            words += [results.mean_and_spread(gaps, "+") if found is not first else "-"]
+            words += ["-" if variant == reference else results.mean_and_spread(gaps, "+")]
             lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
@@ -204,22 +209,32 @@ def _train(
 ) -> str:
     """Do the runs that are not done, seed by seed; write table and picture after each. Returns the table."""
     losses, batches = results.Losses(output / "losses.jsonl"), scale.recipe["arguments"]["train-iters"]
-    curves: dict[tuple[str, str], dict[int, Curve]] = {}
-    text = ""
+    runs: dict[tuple[str, str, int], plan.Run] = {}
     for seed, row in itertools.product(table.seeds[:seeds], table.rows):
         name = plan.row_name(row)
         counts = batches_in(milliseconds[name], batches)
         first, *others = _runs(table, scale, row, rates[name], seed)
         for run in (first, dataclasses.replace(first, variant=ZERO_BUBBLE), *others):
-            run = of_batches(run, counts[run.variant])
-            if losses(run) is None:
-                metrics = execute.complete(run, data, output / "runs")
-                losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
-            curves.setdefault((name, run.variant), {})[seed] = losses.curve(run)
-            text = markdown(milliseconds, curves, batches)
-            write_atomically(output / "equal_time.md", text)
+            runs[name, run.variant, seed] = of_batches(run, counts[run.variant])
+
+    def write() -> str:
+        curves: dict[tuple[str, str], dict[int, Curve]] = {}
+        for (name, variant, seed), run in runs.items():
+            if losses(run) is not None:
+                curves.setdefault((name, variant), {})[seed] = losses.curve(run)
+        text = markdown(milliseconds, curves, batches)
+        write_atomically(output / "equal_time.md", text)
         report.save_figure(figure(milliseconds, curves), output / "equal_time.png")
-    return text
+        return text
+
+    def complete(run: plan.Run) -> tuple[plan.Run, report.Metrics]:
+        return run, execute.complete(run, data, output / "runs")
+
+    with ThreadPool(1 if scale.pipelines else os.cpu_count()) as pool:
+        for run, metrics in pool.imap(complete, [run for run in runs.values() if losses(run) is None]):
+            losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
+            write()
+    return write()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = prepare_corpus(ROOT / "runs" / "paper" / "data", vocab_size=VOCAB_SIZE).megatron_arguments()
     try:
         milliseconds = _times(table, scale, rates, data, output)
-        text = _train(table, scale, rates, milliseconds, data, output, asked.seeds)
+        trained = dataclasses.replace(scale, pipelines=not asked.oracle)
+        text = _train(table, trained, rates, milliseconds, data, output, asked.seeds)
     except (execute.RunFailed, ValueError) as failure:
         print(failure)
         return 1
