@@ -19,11 +19,11 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -105,8 +105,8 @@ def _measure(runs: Sequence[plan.Run], data: Sequence[str], output: Path, zero_b
     times: dict[str, list[float]] = {run.variant: [] for run in runs}
     for turn in range(TURNS):
         for run in runs if turn % 2 == 0 else reversed(runs):
-            metrics = execute.complete(of_batches(run, TIMED_BATCHES, 1), data, output / "timing")
-            times[run.variant].append(report.median_ms(metrics))
+            for _, metrics in execute.complete([of_batches(run, TIMED_BATCHES, 1)], data, output / "timing"):
+                times[run.variant].append(report.median_ms(metrics))
     found = {variant: statistics.median(values) for variant, values in times.items()}
     first = next(iter(found))
     return {first: found[first], ZERO_BUBBLE: zero_bubble * found[first], **found}
@@ -227,13 +227,11 @@ def _train(
         report.save_figure(figure(milliseconds, curves), output / "equal_time.png")
         return text
 
-    def complete(run: plan.Run) -> tuple[plan.Run, report.Metrics]:
-        return run, execute.complete(run, data, output / "runs")
-
-    with ThreadPool(1 if scale.pipelines else os.cpu_count()) as pool:
-        for run, metrics in pool.imap(complete, [run for run in runs.values() if losses(run) is None]):
-            losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
-            write()
+    waiting = [run for run in runs.values() if losses(run) is None]
+    jobs = 1 if scale.pipelines else os.cpu_count() or 1
+    for run, metrics in execute.complete(waiting, data, output / "runs", jobs):
+        losses.add(run, metrics, sum(row["iteration_ms"] for row in metrics.training) / 1e3)
+        write()
     return write()
 
 
@@ -262,4 +260,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Handle SIGTERM like an interrupt from the keyboard, so that the runs in progress end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,16 +95,22 @@ def _ending(running: list[Started]) -> Iterator[None]:
                 started.process.wait()
 
 
-def complete(run: plan.Run, data: Sequence[str], output: Path) -> report.Metrics:
-    """Do one run to its end.
+def complete(
+    runs: Iterable[plan.Run], data: Sequence[str], output: Path, jobs: int = 1
+) -> Iterator[tuple[plan.Run, report.Metrics]]:
+    """Do runs to their ends, `jobs` side by side; yield each when it has ended.
 
     Raises:
-        RunFailed: the run failed.
+        RunFailed: a run failed; the others are ended.
     """
-    running = [start(run, data, output)]
+    waiting, running = list(runs), list[Started]()
     with _ending(running):
-        running[0].process.wait()
-        return running.pop().result()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(start(waiting.pop(0), data, output))
+            time.sleep(POLL_SECONDS)
+            for started in _ended(running):
+                yield started.run, started.result()
 
 
 def _waiting(
@@ -119,12 +125,11 @@ def _waiting(
                 yield run
 
 
-def _collect(running: list[Started], losses: results.Losses) -> list[Started]:
-    """Remove the runs that have ended from `running`, add their losses, and return them."""
+def _ended(running: list[Started]) -> list[Started]:
+    """Remove the runs that have ended from `running`, and return them."""
     ended = [started for started in running if started.process.poll() is not None]
     for started in ended:
         running.remove(started)
-        losses.add(started.run, started.result(), time.monotonic() - started.start)
     return ended
 
 
@@ -156,9 +161,10 @@ def run_all(
                 return
             waiting = []
             time.sleep(POLL_SECONDS)
-            if not (ended := _collect(running, losses)):
+            if not (ended := _ended(running)):
                 continue
             for started in ended:
+                losses.add(started.run, started.result(), time.monotonic() - started.start)
                 console.print(f"{started.run.name}: loss {losses(started.run):.4f}", highlight=False, soft_wrap=True)
             for table in tables:
                 results.write(table, scale, losses)

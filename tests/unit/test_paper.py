@@ -392,11 +392,12 @@ def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, mo
     """1F1B at 3 ms a batch, zero bubble at 0.8 of it, the others at 2; measured once, trained once."""
     measured = []
 
-    def complete(each: plan.Run, data, output):
-        measured.append((each.variant, each.seed, int(each.options["train-iters"])))
-        time = {"iteration_ms": 3.0 if each.variant == "synchronous" else 2.0}
-        rows = [row | time if "lm_loss" in row else row for row in rows_of(each)]
-        return report.Metrics({}, tuple(rows[:1]), tuple(rows[1:]))
+    def complete(runs, data, output, jobs=1):
+        for each in runs:
+            measured.append((each.variant, each.seed, int(each.options["train-iters"])))
+            time = {"iteration_ms": 3.0 if each.variant == "synchronous" else 2.0}
+            rows = [row | time if "lm_loss" in row else row for row in rows_of(each)]
+            yield each, report.Metrics({}, tuple(rows[:1]), tuple(rows[1:]))
 
     class Corpus:
         def megatron_arguments(self):
@@ -417,6 +418,16 @@ def test_equal_time_gives_each_schedule_the_batches_that_fit(tmp_path, fakes, mo
     assert "| muon | error-feedback | 2.0 | 1088 | 2 | 3.0325 ± 0.0163 | +0.0300 ± 0.0141 |" in text
     assert (tmp_path / "equal_time.png").stat().st_size > 1000
     assert equal_time.main(words) == 0 and len(measured) == turns + len(expected)
+
+
+def test_runs_side_by_side_end_together(tmp_path, fakes):
+    """Two at a time, in any order; when one fails, the others are ended."""
+    runs = all_runs(plan.read_table("table2", rows=["muon"], variants=["error-feedback"]), TOY)
+    ended = [each.name for each, _ in execute.complete(runs, [], tmp_path, jobs=2)]
+    assert sorted(ended) == sorted(each.name for each in runs)
+    crashing = plan.grid_runs(plan.read_table("table2"), TOY, plan.read_table("table2", rows=["adam"]).rows[0])
+    with pytest.raises(execute.RunFailed):
+        list(execute.complete([crashing[0], *runs], [], tmp_path, jobs=2))
 
 
 def test_equal_time_takes_the_rate_that_run_py_chose(tmp_path, monkeypatch, capsys):
