@@ -12,9 +12,7 @@ from megatron.core import mpu
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
     get_linear_attention_pattern,
     get_moe_layer_pattern,
-    get_transformer_layer_with_experimental_attention_variant_spec,
 )
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_submodules
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 from megatron.core.pipeline_parallel.utils import (
     is_pp_first_stage,
@@ -26,7 +24,6 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import LayerType
-from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
 from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
@@ -107,34 +104,6 @@ def linear_attention_pattern(config: Any) -> list[int]:
     return get_linear_attention_pattern(config)
 
 
-def moe_layer_pattern(config: Any) -> list[int]:
-    """1 for each layer with experts, 0 for each with a dense feed-forward block."""
-    return get_moe_layer_pattern(config)
-
-
-def gpu_backend() -> Any:
-    """The provider of Transformer Engine's modules."""
-    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
-
-    return TESpecProvider()
-
-
-def gpu_layer_specs(config: Any) -> list[Any]:
-    """The Transformer Engine specs of all layers of a model with linear attention."""
-    return list(get_transformer_layer_with_experimental_attention_variant_spec(config, gpu_backend()))
-
-
-def gpu_submodules(config: Any, *, experts: bool) -> Any:
-    """Transformer Engine's modules of an attention layer with a dense feed-forward block or with experts."""
-    return get_gpt_layer_with_transformer_engine_submodules(
-        num_experts=config.num_moe_experts if experts else None,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-        qk_l2_norm=config.qk_l2_norm,
-        multi_latent_attention=config.multi_latent_attention,
-    )
-
-
 def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> list[int]:
     """Numbers, from 0, of the layers on a pipeline stage; this rank's unless `pp_rank` names another."""
     layout = config.pipeline_model_parallel_layout
@@ -166,7 +135,7 @@ def layers_with_experts(args: Any) -> list[int]:
     if args.hybrid_layer_pattern is not None:
         experts = [letter == Symbols.MOE for letter in args.hybrid_layer_pattern.replace(Symbols.PIPE, "")]
     else:
-        experts = [has == 1 for has in moe_layer_pattern(args)]
+        experts = [has == 1 for has in get_moe_layer_pattern(args)]
     return [number for number, has in enumerate(experts, start=1) if has]
 
 
@@ -220,11 +189,6 @@ def biased_routers(chunk: torch.nn.Module) -> list[Any]:
     """The routers whose bias an update moves."""
     biased = (module for module in chunk.modules() if getattr(module, "expert_bias", None) is not None)
     return [router for router in biased if not router.frozen_expert_bias]
-
-
-def use_router_loss_tracker(tracker: Any) -> None:
-    """Let routers report their losses to an object with the `record` method of Megatron's `MoEMetricsTracker`."""
-    set_moe_metrics_tracker(tracker)
 
 
 def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from itertools import batched, chain
 from typing import Any
 
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import get_moe_layer_pattern
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 
-from megatron_async.mcore.model import layers_by_chunk, linear_attention_pattern, moe_layer_pattern
+from megatron_async.mcore.model import layers_by_chunk, linear_attention_pattern
 from megatron_async.mcore.training import HybridModelBuilder, hybrid_config_from_args
 from megatron_async.models.hybrid_stack import stack_spec
 
@@ -135,7 +136,7 @@ def letters_of_gpt(args: argparse.Namespace) -> list[str]:
     """The two letters of each layer of a GPT."""
     mixers = Symbols.MLA if args.multi_latent_attention else Symbols.ATTENTION, Symbols.GDN
     linear = linear_attention_pattern(args)
-    experts = moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
+    experts = get_moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
     return [mixers[mixer] + BLOCKS[block] for mixer, block in zip(linear, experts, strict=True)]
 
 

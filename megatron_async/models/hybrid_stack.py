@@ -25,22 +25,20 @@ from megatron_async.models.specs import backend_of, delta_net, layer_submodules
 class Stack(HybridStack):
     """A stack whose final norm is of the run's implementation; Megatron's is always Transformer Engine's."""
 
+    _norm_name = "final_norm"
+
     def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **kwargs: Any) -> None:
         super().__init__(config, *args, post_layer_norm=False, **kwargs)
         self.post_layer_norm = post_layer_norm
         if self.post_process and post_layer_norm:
             norm = backend_of(config).layer_norm(rms_norm=config.normalization == "RMSNorm")
-            self._set_norm(norm(config, config.hidden_size, config.layernorm_epsilon))
-
-    def _set_norm(self, norm: Any) -> None:
-        self.final_norm = norm
+            setattr(self, self._norm_name, norm(config, config.hidden_size, config.layernorm_epsilon))
 
 
 class GPTStack(Stack):
     """The layers of a GPT, two for each of them, with the names that a GPT has in checkpoints."""
 
-    def _set_norm(self, norm: Any) -> None:
-        self.final_layernorm = norm
+    _norm_name = "final_layernorm"
 
     @property
     def final_norm(self) -> Any:
@@ -83,8 +81,10 @@ def stack_spec(transformer: Any) -> ModuleSpec:
     dense = experts = layer_submodules(transformer, experts=False)
     if transformer.num_moe_experts is not None:
         experts = layer_submodules(transformer, experts=True)
-    add = dense.self_attn_bda
-    attention = ModuleSpec(TransformerLayer, submodules=_attention(dense))
+    add, block = dense.self_attn_bda, ("pre_mlp_layernorm", "mlp", "mlp_bda")
+    attention = ModuleSpec(
+        TransformerLayer, submodules=_part(dense, "input_layernorm", "self_attention", "self_attn_bda")
+    )
     linear = TransformerLayerSubmodules(self_attention=delta_net(backend), self_attn_bda=add)
     return ModuleSpec(
         GPTStack if layers_of_gpt_layer(transformer) > 1 else Stack,
@@ -93,29 +93,20 @@ def stack_spec(transformer: Any) -> ModuleSpec:
             gdn_layer=ModuleSpec(TransformerLayer, submodules=linear),
             attention_layer=attention,
             mla_layer=attention,
-            mlp_layer=ModuleSpec(MLPLayer, submodules=_feed_forward(dense)),
-            moe_layer=ModuleSpec(MoETransformerLayer, submodules=_feed_forward(experts)),
+            mlp_layer=ModuleSpec(MLPLayer, submodules=_part(dense, *block)),
+            moe_layer=ModuleSpec(MoETransformerLayer, submodules=_part(experts, *block)),
         ),
     )
 
 
-def _attention(layer: TransformerLayerSubmodules) -> TransformerLayerSubmodules:
-    names = {name: saved for name, saved in layer.sharded_state_dict_keys_map.items() if "mlp" not in name}
+def _part(layer: TransformerLayerSubmodules, *modules: str) -> TransformerLayerSubmodules:
+    """Some modules of a layer, with their names in checkpoints."""
+    names = layer.sharded_state_dict_keys_map
     return TransformerLayerSubmodules(
-        input_layernorm=layer.input_layernorm,
-        self_attention=layer.self_attention,
-        self_attn_bda=layer.self_attn_bda,
-        sharded_state_dict_keys_map=names,
-    )
-
-
-def _feed_forward(layer: TransformerLayerSubmodules) -> TransformerLayerSubmodules:
-    names = {name: saved for name, saved in layer.sharded_state_dict_keys_map.items() if "mlp" in name}
-    return TransformerLayerSubmodules(
-        pre_mlp_layernorm=layer.pre_mlp_layernorm,
-        mlp=layer.mlp,
-        mlp_bda=layer.mlp_bda,
-        sharded_state_dict_keys_map=names,
+        **{name: getattr(layer, name) for name in modules},
+        sharded_state_dict_keys_map={
+            name: saved for name, saved in names.items() if ("mlp" in name) == ("mlp" in modules)
+        },
     )
 
 

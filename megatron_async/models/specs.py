@@ -5,8 +5,11 @@ from typing import Any
 
 import torch
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
-from megatron.core.ssm.gated_delta_net import GatedDeltaNet as MegatronGatedDeltaNet
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import get_moe_layer_pattern
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_submodules,
+    get_gpt_layer_with_transformer_engine_submodules,
+)
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
@@ -14,14 +17,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from megatron_async.mcore.model import (
-    gpu_backend,
-    gpu_layer_specs,
-    gpu_submodules,
-    layers_of_stage,
-    linear_attention_pattern,
-    moe_layer_pattern,
-)
+from megatron_async.mcore.model import layers_of_stage, linear_attention_pattern
 from megatron_async.mcore.training import GPTModelConfig, default_layer_spec
 from megatron_async.models import latent_attention
 from megatron_async.models.gated_delta_net import GatedDeltaNet
@@ -57,17 +53,9 @@ def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
     variant, local = transformer.experimental_attention_variant, transformer.transformer_impl == "local"
     if variant not in (None, "gated_delta_net") or (variant is None and not local) or _is_special(transformer):
         return default_layer_spec(config, vp_stage)
-    backend = backend_of(transformer)
-    if local:
-        layers = [_local_layer(transformer, backend, number) for number in range(transformer.num_layers)]
-    else:
-        layers = gpu_layer_specs(transformer)
-        for layer in layers:
-            if layer.submodules.self_attention.module is MegatronGatedDeltaNet:
-                layer.submodules.self_attention = delta_net(backend)
-    stage = layers_of_stage(transformer, vp_stage)
-    norm = backend.layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
-    return TransformerBlockSubmodules(layer_specs=[layers[number] for number in stage], layer_norm=norm)
+    layers = [_layer(transformer, number) for number in layers_of_stage(transformer, vp_stage)]
+    norm = backend_of(transformer).layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
 
 def _is_special(transformer: Any) -> bool:
@@ -76,22 +64,27 @@ def _is_special(transformer: Any) -> bool:
 
 def backend_of(transformer: Any) -> Any:
     """The provider of a run's modules, local or Transformer Engine's."""
-    return LocalBackend() if transformer.transformer_impl == "local" else gpu_backend()
+    if transformer.transformer_impl == "local":
+        return LocalBackend()
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+    return TESpecProvider()
 
 
 def layer_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubmodules:
     """Modules of a GPT's layer with softmax attention and a dense feed-forward block or experts."""
-    if transformer.transformer_impl != "local":
-        modules: TransformerLayerSubmodules = gpu_submodules(transformer, experts=experts)
-        return modules
+    local = transformer.transformer_impl == "local"
+    make = get_gpt_layer_local_submodules if local else get_gpt_layer_with_transformer_engine_submodules
     # Megatron's specs with its default norm: asking for RMSNorm here would change that default for the whole process.
-    layer = get_gpt_layer_local_submodules(
+    layer: TransformerLayerSubmodules = make(
         num_experts=transformer.num_moe_experts if experts else None,
         moe_grouped_gemm=transformer.moe_grouped_gemm,
         qk_layernorm=transformer.qk_layernorm,
         qk_l2_norm=transformer.qk_l2_norm,
         multi_latent_attention=transformer.multi_latent_attention,
     )
+    if not local:
+        return layer
     if transformer.multi_latent_attention:
         latent_attention.use_local(layer, transformer)
     if transformer.normalization == "RMSNorm":
@@ -106,13 +99,13 @@ def layer_submodules(transformer: Any, *, experts: bool) -> TransformerLayerSubm
     return layer
 
 
-def _local_layer(transformer: Any, backend: LocalBackend, number: int) -> ModuleSpec:
-    """One layer of local modules; `number` counts from 0 through the whole model."""
-    experts = transformer.num_moe_experts is not None and bool(moe_layer_pattern(transformer)[number])
+def _layer(transformer: Any, number: int) -> ModuleSpec:
+    """One layer of a GPT; `number` counts from 0 through the whole model."""
+    experts = transformer.num_moe_experts is not None and bool(get_moe_layer_pattern(transformer)[number])
     layer = layer_submodules(transformer, experts=experts)
     if linear_attention_pattern(transformer)[number]:
-        layer.input_layernorm, layer.self_attention = IdentityOp, delta_net(backend)
-        del layer.sharded_state_dict_keys_map["input_layernorm."]
+        layer.input_layernorm, layer.self_attention = IdentityOp, delta_net(backend_of(transformer))
+        layer.sharded_state_dict_keys_map.pop("input_layernorm.", None)  # local layers alone have a map
     return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 

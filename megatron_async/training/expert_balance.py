@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
 from megatron.core.transformer.moe.router import TopKRouter
 
-from megatron_async.mcore.model import layers_with_experts, use_router_loss_tracker
+from megatron_async.mcore.model import layers_with_experts
 from megatron_async.mcore.parallel import device
 from megatron_async.models.naming import layer_number as number_of
 from megatron_async.platform.groups import group_of_all
@@ -86,7 +87,7 @@ class ExpertBalance(Callback):
             if isinstance(module, TopKRouter) and not module.is_mtp_layer:
                 self._rows[module.layer_number] = self._layers.index(number_of(module))
                 module.register_forward_hook(self._count)
-        use_router_loss_tracker(self)
+        set_moe_metrics_tracker(self)
 
     def on_action(self, kind: str, batch: int) -> None:
         """Count the following reports for `batch`."""
