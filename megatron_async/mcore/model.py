@@ -189,20 +189,3 @@ def biased_routers(chunk: torch.nn.Module) -> list[Any]:
     """The routers whose bias an update moves."""
     biased = (module for module in chunk.modules() if getattr(module, "expert_bias", None) is not None)
     return [router for router in biased if not router.frozen_expert_bias]
-
-
-def weight_buffers(chunk: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Megatron's flat buffers that hold weights (distributed optimizer only), each with its bucket groups."""
-    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
-        if buffer.param_data is not None:
-            groups = [
-                group
-                for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
-                if any(bucket in buffer.buckets for bucket in group.buckets)
-            ]
-            yield buffer, groups
-
-
-def shares_storage(part: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether `part` is a view of the storage of `whole`."""
-    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -35,28 +35,14 @@ def master_params(
                 yield inner.optimizer, group, param
 
 
-def _flat(optimizer: MegatronOptimizer) -> Iterator[tuple[Any, torch.nn.Parameter, dict[str, Any], int]]:
-    """(distributed optimizer, model parameter, its parameter group, its position in the group)."""
+def flat_parts(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter, int]]:
+    """What distributed optimizers shard as flat buffers: this rank's part, the model's parameter, and the position of
+    the part's first element in the flattened parameter."""
     for inner in inner_optimizers(optimizer):
         if isinstance(inner, DistributedOptimizer):
             for param, (group, position) in inner.model_param_group_index_map.items():
-                yield inner, param, inner.optimizer.param_groups[group], position
-
-
-def flat_sharded(optimizer: MegatronOptimizer) -> Iterator[tuple[dict[str, Any], torch.nn.Parameter]]:
-    """(parameter group, model parameter) of everything that distributed optimizers shard as flat buffers."""
-    return ((group, param) for _, param, group, _ in _flat(optimizer))
-
-
-def shards_of(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter]]:
-    """(this rank's shard in a distributed optimizer, the model parameter that it is a part of)."""
-    return ((group["params"][position], param) for _, param, group, position in _flat(optimizer))
-
-
-def flat_parts(optimizer: MegatronOptimizer) -> Iterator[tuple[torch.Tensor, torch.nn.Parameter, int]]:
-    """`shards_of`, each with the position of its first element in the flattened parameter."""
-    for inner, param, group, position in _flat(optimizer):
-        yield group["params"][position], param, inner._get_model_param_range_map(param)["param"].start
+                part = inner.optimizer.param_groups[group]["params"][position]
+                yield part, param, inner._get_model_param_range_map(param)["param"].start
 
 
 @torch.no_grad()
@@ -128,13 +114,6 @@ def norm_groups(optimizer: MegatronOptimizer) -> Iterator[tuple[MegatronOptimize
             yield from norm_groups(member)
     elif not optimizer.is_stub_optimizer:
         yield optimizer, optimizer.get_grad_stats_parallel_group()
-
-
-def fp32_shards(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
-    """This rank's shards of fp32 weights in distributed optimizers: views of the model's weights."""
-    for inner in inner_optimizers(optimizer):
-        if isinstance(inner, DistributedOptimizer):
-            yield from (shard for shards in inner.shard_fp32_groups for shard in shards)
 
 
 def scheduler_for(scheduler: Any, optimizer: MegatronOptimizer) -> Any:

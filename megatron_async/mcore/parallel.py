@@ -112,16 +112,6 @@ def device() -> torch.device:
     return torch.device(torch.cuda.current_device())
 
 
-def tensor_parallel_place(param: torch.Tensor) -> tuple[int, int]:
-    """Size of the tensor-parallel group that a parameter is sharded over, and this rank in it.
-
-    Parameters of routed experts may have a group of their own.
-    """
-    if getattr(param, "allreduce", True):
-        return mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
-    return mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
-
-
 def timeout() -> timedelta:
     """Of operations of the job: `--distributed-timeout-minutes`. Without it, torch gives new groups its own default."""
     options = dist.distributed_c10d._get_default_group()._get_backend(device()).options

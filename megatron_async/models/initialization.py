@@ -7,8 +7,7 @@ seed, cut to this rank's part. All layouts, and the delay oracle in one process,
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +86,10 @@ def _fill(param: torch.nn.Parameter, draw: Draw, seed: int, true_rows: Callable[
         group, dim = shards
         shape[dim] *= group.size()
     whole = torch.zeros(shape, dtype=torch.float32, device=param.device)
-    with _default_generator_seeded(param.device, seed):
+    cuda = param.device.type == "cuda"
+    with torch.random.fork_rng([param.device] if cuda else []):
+        # Init methods take no other generator than the default one.
+        (torch.cuda.default_generators[param.device.index] if cuda else torch.default_generator).manual_seed(seed)
         draw(whole[: true_rows(shape)])
     if shards is not None:
         # Megatron cuts a weight of stride s into s blocks, and a fused projection into its sections, and gives every
@@ -97,16 +99,3 @@ def _fill(param: torch.nn.Parameter, draw: Draw, seed: int, true_rows: Callable[
         blocks = whole.split(sections, dim=dim)
         whole = torch.cat([block.chunk(group.size(), dim=dim)[group.rank()] for block in blocks], dim=dim)
     param.copy_(whole)
-
-
-@contextmanager
-def _default_generator_seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the default generator, since init methods take no other; restore its state on exit."""
-    cuda = device.type == "cuda"
-    default = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-    before = default.get_state()
-    default.manual_seed(seed)
-    try:
-        yield
-    finally:
-        default.set_state(before)

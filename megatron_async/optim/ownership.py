@@ -10,7 +10,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.utils import unwrap_model
 from rich.table import Table
 
-from megatron_async.mcore.optimizer import flat_sharded, master_of, master_params, shards_of
+from megatron_async.mcore.optimizer import flat_parts, master_of, master_params
 from megatron_async.mcore.parallel import tensor_shards
 from megatron_async.models.naming import global_names
 from megatron_async.optim.param_groups import ROLES, Assignment, role_of
@@ -41,8 +41,10 @@ class Owned:
 def owned(chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer, chosen: Assignment) -> list[Owned]:
     """The trainable parameters of this rank's model chunks."""
     groups: dict[int, list[dict[str, Any]]] = {}
-    for group, param in [*((group, param) for _, group, param in master_params(optimizer)), *flat_sharded(optimizer)]:
+    for _, group, param in master_params(optimizer):
         groups.setdefault(id(param), []).append(group)
+    for part, param, _ in flat_parts(optimizer):
+        groups.setdefault(id(param), []).extend(groups[id(part)])
     parameters = []
     for name, param in _named(chunks):
         if not param.requires_grad:
@@ -58,7 +60,7 @@ def owned(chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer, chose
 def roles_of_masters(chunks: Sequence[torch.nn.Module], optimizer: MegatronOptimizer) -> dict[torch.Tensor, str]:
     """Role of every tensor that the optimizers of this rank step on."""
     roles = {id(tensor): role_of(name, param) for name, param in _named(chunks) for tensor in (param, master_of(param))}
-    roles |= {id(shard): roles[id(param)] for shard, param in shards_of(optimizer)}
+    roles |= {id(shard): roles[id(param)] for shard, param, _ in flat_parts(optimizer)}
     return {param: roles[id(param)] for _, _, param in master_params(optimizer)}
 
 

@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
-from megatron_async.mcore.optimizer import mark_delay, shards_of
+from megatron_async.mcore.optimizer import flat_parts, mark_delay
 from megatron_async.mcore.parallel import device
 from megatron_async.pipeline.accumulators import Accumulators
 from megatron_async.pipeline.decision import UpdateRule
@@ -111,7 +111,7 @@ def _make_chunk(training: Training, schedule: ScheduleDefinition, index: int, de
     args, module, optimizer = training.args, training.model[index], training.optimizers[index]
     for param in module.parameters():
         mark_delay(param, delay)
-    for shard, _ in shards_of(optimizer):
+    for shard, _, _ in flat_parts(optimizer):
         shard.gradient_delay = delay  # type: ignore[attr-defined]
     weights = WeightVersions(pointers(module, optimizer), limit=delay + 1, newest=newest_version)
     counted = mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_async.mcore.model import biased_routers, shares_storage, weight_buffers
-from megatron_async.mcore.optimizer import fp32_shards
+from megatron_async.mcore.model import biased_routers
+from megatron_async.mcore.optimizer import flat_parts
 from megatron_async.pipeline.weights import Pointer
 
 
@@ -80,11 +80,15 @@ class FlatPointer:
 
 def pointers(chunk: Any, optimizer: MegatronOptimizer) -> Iterator[Pointer]:
     """Everything that an update of a wrapped chunk changes."""
+    bucket_groups = (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
     flat: set[torch.nn.Parameter] = set()
-    for buffer, groups in weight_buffers(chunk):
-        shards = [shard for shard in fp32_shards(optimizer) if shares_storage(shard, buffer.param_data)]
-        flat.update(buffer.params)
-        yield FlatPointer(buffer, groups, shards)
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        if buffer.param_data is not None:  # with the distributed optimizer
+            storage = buffer.param_data.untyped_storage().data_ptr()
+            shards = [part for part, _, _ in flat_parts(optimizer) if part.untyped_storage().data_ptr() == storage]
+            groups = [group for group in bucket_groups if any(bucket in buffer.buckets for bucket in group.buckets)]
+            flat.update(buffer.params)
+            yield FlatPointer(buffer, groups, shards)
     for param in chunk.parameters():
         if param.requires_grad and param not in flat:
             yield ParameterPointer(param)

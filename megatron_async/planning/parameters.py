@@ -17,7 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
 from megatron_async.mcore.model import build_model, layers_by_chunk, on_meta_device
-from megatron_async.mcore.parallel import pretend_rank, tensor_parallel_place, tensor_shards
+from megatron_async.mcore.parallel import pretend_rank, tensor_shards
 from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
 from megatron_async.optim.layout import Layout
@@ -146,7 +146,8 @@ def blocks(args: argparse.Namespace) -> list[Block]:
         for name, param in global_names(model):
             match = _LAYER.match(name)
             place = int(match[1]) + 1 if match else 0 if name.startswith("embedding.") else -1
-            copies = tensor_parallel_place(param)[0] if getattr(param, "tensor_model_parallel", False) else 1
+            shards = tensor_shards(param)
+            copies = 1 if shards is None else shards[0].size()
             role, kind = classify(name, param)
             copies *= experts if kind == "experts" else 1
             shape, layout = tuple(param.shape), whole.get(param)
