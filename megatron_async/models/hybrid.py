@@ -12,6 +12,7 @@
 """
 
 import argparse
+import copy
 from collections.abc import Iterator, Mapping
 from itertools import batched, chain
 from typing import Any
@@ -65,6 +66,18 @@ def take_older_options(args: argparse.Namespace) -> Iterator[str]:
 def layers_of(pattern: str) -> str:
     """The letters of a pattern without the ends of its stages."""
     return pattern.replace(Symbols.PIPE, "")
+
+
+def on_one_stage(args: argparse.Namespace) -> argparse.Namespace:
+    """A copy of checked arguments whose one stage holds all layers."""
+    alone = copy.copy(args)
+    alone.pipeline_model_parallel_size, alone.virtual_pipeline_model_parallel_size = 1, None
+    alone.pipeline_model_parallel_layout = None
+    alone.decoder_first_pipeline_num_layers = alone.decoder_last_pipeline_num_layers = None
+    alone.account_for_embedding_in_pipeline_split = alone.account_for_loss_in_pipeline_split = False
+    if args.hybrid_layer_pattern is not None:
+        alone.hybrid_layer_pattern = layers_of(args.hybrid_layer_pattern)
+    return alone
 
 
 def has(args: argparse.Namespace, letter: str) -> bool:

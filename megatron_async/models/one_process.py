@@ -6,7 +6,6 @@ layout, and any layout reads checkpoints of one process.
 """
 
 import argparse
-import copy
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,17 +27,12 @@ _RELEASE = "release"
 
 def arguments_of(checkpoint: Path) -> argparse.Namespace:
     """The arguments that a checkpoint was saved with, changed to one process."""
-    args = copy.copy(distributed.arguments_of(checkpoint))
-    args.world_size = args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
+    args = hybrid.on_one_stage(distributed.arguments_of(checkpoint))
+    args.world_size = args.tensor_model_parallel_size = 1
     args.expert_model_parallel_size = args.expert_tensor_parallel_size = args.context_parallel_size = 1
     args.data_parallel_size, args.rank = 1, 0
     args.sequence_parallel = args.use_distributed_optimizer = False
-    args.virtual_pipeline_model_parallel_size = args.pipeline_model_parallel_layout = None
-    args.decoder_first_pipeline_num_layers = args.decoder_last_pipeline_num_layers = None
-    args.account_for_embedding_in_pipeline_split = args.account_for_loss_in_pipeline_split = False
     args.recompute_granularity = args.recompute_method = args.recompute_num_layers = args.recompute_modules = None
-    if args.hybrid_layer_pattern is not None:
-        args.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)
     args.transformer_impl = "local"
     vars(args).update(WITHOUT_FUSED_KERNELS)
     args.model_class = hybrid.default_class(args)

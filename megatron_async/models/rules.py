@@ -26,8 +26,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"{' and '.join(activations)}: a feed-forward block has one activation function. Leave one of them out."
     if args.device == "cuda" and not args.dry_run:
         yield from _optional_packages(args)
-    if _has_delta_net(args):
-        yield from _delta_net(args)
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -40,31 +38,26 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
 
 def divisibility(args: argparse.Namespace) -> Iterator[str]:
     """Sizes of the model that do not divide among tensor- or expert-parallel ranks."""
-    tensor, expert = args.tensor_model_parallel_size, args.expert_model_parallel_size
+    linear, mamba = _has_delta_net(args), hybrid.has(args, "M")
+    latents = args.multi_latent_attention and args.transformer_impl == "local"
+    latent, rotary = args.kv_lora_rank, args.qk_pos_emb_head_dim
     parts = {
-        "--num-attention-heads": (args.num_attention_heads, tensor, "--tensor-model-parallel-size"),
-        "--num-experts": (args.num_experts, expert, "--expert-model-parallel-size"),
+        "--num-attention-heads": args.num_attention_heads,
+        "--linear-num-key-heads": linear and args.linear_num_key_heads,
+        "--linear-num-value-heads": linear and args.linear_num_value_heads,
+        "--q-lora-rank": latents and args.q_lora_rank,
+        f"--kv-lora-rank {latent} + --qk-pos-emb-head-dim {rotary} =": latents and latent + rotary,
+        "--mamba-num-heads": mamba and hybrid.mamba_heads(args),
+        "--mamba-num-groups": mamba and args.mamba_num_groups,
+        "--num-experts": args.num_experts,
     }
-    if _has_delta_net(args):
-        parts |= {
-            "--linear-num-key-heads": (args.linear_num_key_heads, tensor, "--tensor-model-parallel-size"),
-            "--linear-num-value-heads": (args.linear_num_value_heads, tensor, "--tensor-model-parallel-size"),
-        }
-    if args.multi_latent_attention and args.transformer_impl == "local":
-        latent, rotary = args.kv_lora_rank, args.qk_pos_emb_head_dim
-        sum_of_both = f"--kv-lora-rank {latent} + --qk-pos-emb-head-dim {rotary} ="
-        parts |= {
-            "--q-lora-rank": (args.q_lora_rank, tensor, "--tensor-model-parallel-size"),
-            sum_of_both: (latent + rotary, tensor, "--tensor-model-parallel-size"),
-        }
-    if hybrid.has(args, "M"):
-        parts |= {
-            "--mamba-num-heads": (hybrid.mamba_heads(args), tensor, "--tensor-model-parallel-size"),
-            "--mamba-num-groups": (args.mamba_num_groups, tensor, "--tensor-model-parallel-size"),
-        }
-    for flag, (number, ranks, size) in parts.items():
-        if number is not None and ranks > 0 and number % ranks != 0:
-            yield f"{flag} {number} cannot be divided among {size} {ranks} ranks. Change one of them."
+    for flag, number in parts.items():
+        size = "expert_model_parallel_size" if flag == "--num-experts" else "tensor_model_parallel_size"
+        ranks = getattr(args, size)
+        if number and ranks > 0 and number % ranks:
+            yield (
+                f"{flag} {number} cannot be divided among --{size.replace('_', '-')} {ranks} ranks. Change one of them."
+            )
 
 
 def _experts(args: argparse.Namespace) -> Iterator[str]:
@@ -137,6 +130,12 @@ def _sequences(args: argparse.Namespace) -> Iterator[str]:
             "--reset-attention-mask with --no-create-attention-mask-in-dataloader: the mask holds the boundaries. "
             "Leave one of them out."
         )
+    kernels = args.device == "cuda" and not args.deterministic_mode
+    if args.reset_attention_mask and kernels and _has_delta_net(args):
+        yield (
+            "Gated DeltaNet with --reset-attention-mask: its GPU kernels would carry their state from one document to "
+            "the next. Use --deterministic-mode, which computes in torch."
+        )
 
 
 def _norms(args: argparse.Namespace) -> Iterator[str]:
@@ -165,17 +164,6 @@ def _documents(args: argparse.Namespace) -> Iterator[str]:
 
 def _has_delta_net(args: argparse.Namespace) -> bool:
     return args.experimental_attention_variant == "gated_delta_net" or hybrid.has(args, "G")
-
-
-def _delta_net(args: argparse.Namespace) -> Iterator[str]:
-    name = "Gated DeltaNet"
-    if args.device == "cpu" or args.deterministic_mode:
-        return
-    if args.reset_attention_mask:
-        yield (
-            f"{name} with --reset-attention-mask: its GPU kernels would carry their state from one document to the "
-            "next. Use --deterministic-mode, which computes in torch."
-        )
 
 
 def _optional_packages(args: argparse.Namespace) -> Iterator[str]:

@@ -50,19 +50,14 @@ def check_ids(batch: Mapping[str, torch.Tensor], vocabulary: int) -> None:
     Raises:
         ValueError: an id is outside the vocabulary.
     """
-    wrong = {key: _outside(batch[key], vocabulary) for key in ("tokens", "labels") if key in batch}
-    for key, value in wrong.items():
-        if value is not None:
+    for key in ("tokens", "labels"):
+        low, high = map(int, torch.aminmax(batch[key])) if key in batch else (0, 0)
+        if low < 0 or high >= vocabulary:
             raise ValueError(
-                f"the data hold token id {value} (in {key}), but the tokenizer has {vocabulary} tokens, 0 to "
-                f"{vocabulary - 1}. Prepare the data with the tokenizer of this run (--tokenizer-type, "
-                "--tokenizer-model, --vocab-size), or give the one that they were made with."
+                f"the data hold token id {high if high >= vocabulary else low} (in {key}), but the tokenizer has "
+                f"{vocabulary} tokens, 0 to {vocabulary - 1}. Prepare the data with the tokenizer of this run "
+                "(--tokenizer-type, --tokenizer-model, --vocab-size), or give the one that they were made with."
             )
-
-
-def _outside(ids: torch.Tensor, vocabulary: int) -> int | None:
-    low, high = (int(value) for value in torch.aminmax(ids))
-    return high if high >= vocabulary else low if low < 0 else None
 
 
 def true_rows(name: str, shape: Sequence[int], vocabulary: int | None) -> int:

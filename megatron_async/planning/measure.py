@@ -20,11 +20,11 @@ from megatron_async.mcore.model import build_model, layers_of_gpt_layer
 from megatron_async.mcore.parallel import device, pretend_rank
 from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
-from megatron_async.models import gpt
+from megatron_async.models import gpt, hybrid
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Block, blocks, on_one_stage
+from megatron_async.planning.parameters import Block, blocks
 from megatron_async.planning.timing import BlockTime
 
 SECONDS = 3.0
@@ -48,7 +48,7 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
     model = blocks(args)
     layers = list(map(kind_of, model[1:-1]))
     length = max(layers.index(kind) for kind in set(layers)) + 1
-    short = on_one_stage(args)
+    short = hybrid.on_one_stage(args)
     short.num_layers, short.recompute_granularity = length, None
     if args.hybrid_layer_pattern is not None:
         short.hybrid_layer_pattern = short.hybrid_layer_pattern[:length]

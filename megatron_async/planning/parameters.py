@@ -2,7 +2,6 @@
 """Parameters of a run's model: counted from Megatron's own modules, built stage by stage without memory."""
 
 import argparse
-import copy
 import math
 import re
 from collections import Counter
@@ -124,7 +123,7 @@ def blocks(args: argparse.Namespace) -> list[Block]:
 
     Must not be called where torch.distributed is in use.
     """
-    alone = on_one_stage(args)
+    alone = hybrid.on_one_stage(args)
     experts = args.num_experts or 1
     alone.expert_model_parallel_size = experts  # one expert a rank, so that few modules are built
     tensor = args.tensor_model_parallel_size
@@ -155,17 +154,6 @@ def blocks(args: argparse.Namespace) -> list[Block]:
             cut = 1 if layout is None else layout.ranks
             found[place].append(Parameter(name, role, kind, shape, copies, matrices=matrices, cut=cut))
     return distributed([Block(tuple(parameters)) for parameters in found], experts, args.expert_model_parallel_size)
-
-
-def on_one_stage(args: argparse.Namespace) -> argparse.Namespace:
-    """A copy of checked arguments whose one stage holds all layers."""
-    alone = copy.copy(args)
-    alone.pipeline_model_parallel_size, alone.virtual_pipeline_model_parallel_size = 1, None
-    alone.pipeline_model_parallel_layout = None
-    alone.decoder_first_pipeline_num_layers = alone.decoder_last_pipeline_num_layers = None
-    if args.hybrid_layer_pattern is not None:
-        alone.hybrid_layer_pattern = hybrid.layers_of(args.hybrid_layer_pattern)
-    return alone
 
 
 def _layouts(args: argparse.Namespace, model: torch.nn.Module) -> dict[torch.nn.Parameter, Layout]:
