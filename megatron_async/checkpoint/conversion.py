@@ -91,7 +91,7 @@ def hybrid_arguments(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("the checkpoint is a HybridModel's already")
     if lacking := hybrid.beyond_hybrid(args):
         raise ValueError(f"HybridModel lacks what this model has: {', '.join(lacking)}")
-    pattern = "".join(hybrid.letters_of_gpt(args))
+    pattern = "".join(hybrid.letters_of(args))
     return _no_split() | {
         "hybrid_layer_pattern": pattern,
         "num_layers": len(pattern),

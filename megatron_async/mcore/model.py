@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core import mpu
-from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
-    get_linear_attention_pattern,
-    get_moe_layer_pattern,
-)
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import get_linear_attention_pattern
 from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 from megatron.core.pipeline_parallel.utils import (
     is_pp_first_stage,
@@ -128,15 +125,6 @@ def layers_by_chunk(args: Any) -> list[list[list[int]]]:
     numbers = itertools.count()
     in_order = [[next(numbers) for _ in range(count)] for count in counts]
     return [in_order[stage::stages] for stage in range(stages)]
-
-
-def layers_with_experts(args: Any) -> list[int]:
-    """Numbers, from 1, of the layers with experts of a model that has experts."""
-    if args.hybrid_layer_pattern is not None:
-        experts = [letter == Symbols.MOE for letter in args.hybrid_layer_pattern.replace(Symbols.PIPE, "")]
-    else:
-        experts = [has == 1 for has in get_moe_layer_pattern(args)]
-    return [number for number, has in enumerate(experts, start=1) if has]
 
 
 def layers_of_gpt_layer(config: Any) -> int:

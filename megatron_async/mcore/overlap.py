@@ -9,17 +9,16 @@ from typing import Any
 from megatron.core.utils import get_model_config
 
 
-def reduce_in_backwards(args: argparse.Namespace, model: Sequence[Any]) -> None:
-    """`--overlap-grad-reduce`: reductions of gradients start in the backwards of a batch's last micro-batch."""
+def set_up(args: argparse.Namespace, model: Sequence[Any]) -> None:
+    """`--overlap-grad-reduce`: reductions of gradients start in the backwards of a batch's last micro-batch.
+
+    Of `--overlap-param-gather` it removes the hooks that wrapped models begin with, see `gathers_in_forwards`.
+    """
     if args.overlap_grad_reduce:
         config = get_model_config(model[0])
         config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
         if args.align_grad_reduce:
             config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
-
-
-def remove_gather_hooks(args: argparse.Namespace, model: Sequence[Any]) -> None:
-    """Remove the hooks that a wrapped model with `--overlap-param-gather` begins with."""
     if args.overlap_param_gather:
         for chunk in model:
             chunk.disable_forward_pre_hook(param_sync=False)

@@ -145,8 +145,10 @@ def model_config(args: argparse.Namespace) -> Any:
     return config
 
 
-def letters_of_gpt(args: argparse.Namespace) -> list[str]:
-    """The two letters of each layer of a GPT."""
+def letters_of(args: argparse.Namespace) -> list[str]:
+    """The letter of each layer of a pattern, or the two letters of each layer of a GPT."""
+    if args.hybrid_layer_pattern is not None:
+        return list(layers_of(args.hybrid_layer_pattern))
     mixers = Symbols.MLA if args.multi_latent_attention else Symbols.ATTENTION, Symbols.GDN
     linear = linear_attention_pattern(args)
     experts = get_moe_layer_pattern(args) if args.num_experts is not None else [0] * args.num_layers
@@ -155,7 +157,7 @@ def letters_of_gpt(args: argparse.Namespace) -> list[str]:
 
 def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
     """Checked arguments of a GPT -> those of the HybridModel with the same layers on the same stages."""
-    letters = letters_of_gpt(args)
+    letters = letters_of(args)
     stages = chain.from_iterable(zip(*layers_by_chunk(args), strict=True))  # in the order of the layers
     changed = argparse.Namespace(**vars(args))
     changed.hybrid_layer_pattern = Symbols.PIPE.join("".join(letters[layer] for layer in stage) for stage in stages)

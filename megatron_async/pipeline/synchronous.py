@@ -34,8 +34,7 @@ class SynchronousSteps:
         self.iterators = list(training.data_iterators)
         self.logits = training.logit_maxima(training.model)
         self._forward_backward = get_forward_backward_func()
-        overlap.reduce_in_backwards(training.args, training.model)
-        overlap.remove_gather_hooks(training.args, training.model)
+        overlap.set_up(training.args, training.model)
         self._master_step = training.master_step(training.model, self.optimizer, optimizer_step)
 
     @property

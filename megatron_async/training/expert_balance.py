@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import mpu
+from megatron.core.models.hybrid.hybrid_layer_allocation import Symbols
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.moe_logging import set_moe_metrics_tracker
 from megatron.core.transformer.moe.router import TopKRouter
 
-from megatron_async.mcore.model import layers_with_experts
 from megatron_async.mcore.parallel import device
+from megatron_async.models import hybrid
 from megatron_async.models.naming import layer_number as number_of
 from megatron_async.platform.groups import group_of_all
 from megatron_async.platform.host import Reduced
@@ -77,7 +78,9 @@ class ExpertBalance(Callback):
     """
 
     def __init__(self, args: argparse.Namespace, config: Any, model: Sequence[torch.nn.Module]) -> None:
-        self._layers, self._losses = layers_with_experts(args), router_losses(config)
+        letters = enumerate(hybrid.letters_of(args), start=1)
+        self._layers = [number for number, letter in letters if Symbols.MOE in letter]
+        self._losses = router_losses(config)
         self._group = group_of_all("expert balance")
         self._rows: dict[int | None, int] = {}  # by Megatron's number
         self._shape = len(self._layers), len(self._losses) + config.num_moe_experts
