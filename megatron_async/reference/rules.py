@@ -31,16 +31,13 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             "With --gradient-delay, --delay-first-moment-only and --log-update-statistics compute batches twice and "
             f"count the load of --num-experts {args.num_experts} experts twice. Leave them out, or use a dense model."
         )
-    if args.gradient_delay is not None:
-        yield from _oracle(args)
-
-
-def _oracle(args: argparse.Namespace) -> Iterator[str]:
+    if args.gradient_delay is None:
+        return
     if (objection := oracle_problem(args.gradient_delay, args.num_layers)) is not None:
         yield objection
-    stages = args.pipeline_model_parallel_size
-    if stages != 1 or not schedule_of(args).megatron:
+    if args.pipeline_model_parallel_size != 1 or not schedule_of(args).megatron:
         yield (
             "--gradient-delay, the delay oracle, needs one pipeline stage and no --pipeline-schedule; "
-            f"--pipeline-model-parallel-size is {stages}, --pipeline-schedule is {args.pipeline_schedule}."
+            f"--pipeline-model-parallel-size is {args.pipeline_model_parallel_size}, --pipeline-schedule is "
+            f"{args.pipeline_schedule}."
         )

@@ -43,19 +43,20 @@ def _layer_pattern(settings: Settings) -> str | None:
     return f"[0]*{dense}+[1]*{layers - dense}" if dense < layers else None
 
 
+def _groups(key: str, argument: str) -> dict[str, Pair]:
+    """Megatron has no groups of experts where config.json has one."""
+    return {
+        key: Pair(
+            argument, lambda args: getattr(args, argument) or 1, lambda to: None if to["n_group"] == 1 else to[key]
+        )
+    }
+
+
 _EXPERTS = {
     **same(n_routed_experts="num_experts", num_experts_per_tok="moe_router_topk"),
     "moe_intermediate_size": Pair("moe_ffn_hidden_size"),
-    "n_group": Pair(
-        "moe_router_num_groups",
-        lambda args: args.moe_router_num_groups or 1,
-        lambda settings: None if settings["n_group"] == 1 else settings["n_group"],
-    ),
-    "topk_group": Pair(
-        "moe_router_group_topk",
-        lambda args: args.moe_router_group_topk or 1,
-        lambda settings: None if settings["n_group"] == 1 else settings["topk_group"],
-    ),
+    **_groups("n_group", "moe_router_num_groups"),
+    **_groups("topk_group", "moe_router_group_topk"),
     "routed_scaling_factor": Pair(
         "moe_router_topk_scaling_factor", lambda args: float(args.moe_router_topk_scaling_factor or 1)
     ),
