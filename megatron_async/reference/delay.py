@@ -7,7 +7,7 @@ phase; the update is applied to the newest version. The code is independent of t
 
 import argparse
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
@@ -126,14 +126,8 @@ def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: boo
 
     With `undelayed_head` the output layer (the embedding if tied) has fresh gradients; `value` must be a number.
     """
-    delays, head = oracle_delays(value), None
-    if undelayed_head:
-        untied = any(name.startswith("output_layer.") for name, _ in model.named_parameters())
-        delays, head = (*delays, 0), _head(untied=untied)
-
-    def index(name: str) -> int:
-        return part_of(layer_of(name, layers), layers, len(delays)) if head is None else int(name.startswith(head))
-
+    untied = any(name.startswith("output_layer.") for name, _ in model.named_parameters())
+    delays, index = _parts(value, layers, undelayed_head=undelayed_head, untied=untied)
     groups, rename = [Group([], delay, []) for delay in delays], global_name(model)
     for name, param in global_names(model):
         groups[index(name)].params.append(param)
@@ -145,11 +139,17 @@ def make(value: str, model: torch.nn.Module, layers: int, *, undelayed_head: boo
 
 def delay_of(args: argparse.Namespace, name: str) -> int:
     """Delay that `--gradient-delay` gives a parameter, by its name in the whole model."""
-    if args.undelayed_head and name.startswith(_head(untied=args.untie_embeddings_and_output_weights)):
-        return 0
-    delays = oracle_delays(args.gradient_delay)
-    return delays[part_of(layer_of(name, args.num_layers), args.num_layers, len(delays))]
+    untied = args.untie_embeddings_and_output_weights
+    delays, index = _parts(args.gradient_delay, args.num_layers, undelayed_head=args.undelayed_head, untied=untied)
+    return delays[index(name)]
 
 
-def _head(*, untied: bool) -> str:
-    return "output_layer." if untied else "embedding.word_embeddings."
+def _parts(
+    value: str, layers: int, *, undelayed_head: bool, untied: bool
+) -> tuple[Sequence[int], Callable[[str], int]]:
+    """The delay of each part of the model, and the index of a parameter's part by its name."""
+    delays = oracle_delays(value)
+    if undelayed_head:
+        head = "output_layer." if untied else "embedding.word_embeddings."
+        return (*delays, 0), lambda name: int(name.startswith(head))
+    return delays, lambda name: part_of(layer_of(name, layers), layers, len(delays))
