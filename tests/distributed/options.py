@@ -335,14 +335,14 @@ def inert_words() -> str:
     from megatron_async import platform
 
     platform.activate("cpu")
-    from megatron_async.config.contract import inert
+    from megatron_async.config.contract.check import rows_of
     from megatron_async.mcore.arguments import add_megatron_options
 
     parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
     add_megatron_options(parser)
-    known = parser._option_string_actions
-    flags = (f"--{flag}" for row in inert.ROWS for flag, _ in row.entries if f"--{flag}" not in APART)
-    return " ".join(word for flag in flags for word in other_value(known[flag]))
+    actions = {action.option_strings[0]: action for action in parser._actions if action.option_strings}
+    inert = (flag for flag in actions if any(row.status == "inert here" for row, _ in rows_of(flag.lstrip("-"))))
+    return " ".join(word for flag in inert if flag not in APART for word in other_value(actions[flag]))
 
 
 def inert_problem(run: Callable[[str, int], Outcome]) -> str | None:

@@ -3,6 +3,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 from megatron_async.config.contract import inert, refused, shown
@@ -12,8 +13,12 @@ ROWS: tuple[Row, ...] = (*shown.ROWS, *refused.ROWS, *inert.ROWS)
 
 
 def rows_of(flag: str) -> list[tuple[Row, str | None]]:
-    """Rows that name a flag (without leading dashes), each with the one value that it is about, or None."""
-    return [(row, value) for row in ROWS for named, value in row.entries if named == flag]
+    """Rows of a flag (without leading dashes), each with the one value that it is about, or None.
+
+    Those that name it; a family such as `rl-*` is for flags that no row names.
+    """
+    named = [(row, value) for row in ROWS for name, value in row.entries if name == flag]
+    return named or [(row, None) for row in ROWS for name, _ in row.entries if fnmatch(flag, name)]
 
 
 def problems(args: argparse.Namespace, given: Mapping[str, str], parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -7,29 +7,12 @@ ROWS = table(
     "inert here",
     """
 training generates no text
-    inference-batch-times-seqlen-threshold max-tokens-to-oom use-legacy-static-engine inference-max-requests
-    inference-max-seq-length inference-dynamic-batching inference-dynamic-batching-buffer-size-gb
-    inference-dynamic-batching-paused-buffer-size-gb inference-dynamic-batching-mamba-memory-ratio
-    inference-dynamic-batching-block-size inference-dynamic-batching-max-requests inference-dynamic-batching-max-tokens
-    inference-dynamic-batching-num-cuda-graphs inference-dynamic-batching-track-paused-request-events
-    inference-dynamic-batching-track-generated-token-events decode-only-cuda-graphs inference-cuda-graph-all-prefills
-    inference-cuda-graph-max-tokens inference-dynamic-batching-unified-memory-level enable-chunked-prefill
-    num-speculative-tokens inference-dynamic-batching-prefix-caching
-    inference-dynamic-batching-prefix-caching-eviction-policy
-    inference-dynamic-batching-prefix-caching-coordinator-policy
-    inference-dynamic-batching-prefix-caching-routing-alpha inference-dynamic-batching-prefix-caching-mamba-gb
-    inference-dynamic-batching-cuda-graph-mixed-prefill-count inference-dynamic-batching-cuda-graph-sizing-distribution
-    inference-dynamic-batching-sampling-backend use-same-sampling-seed-across-dp-ranks
-    inference-dynamic-batching-async-sched-mode inference-dynamic-batching-logprobs-mode
-    inference-logging-step-interval inference-text-gen-server-logging inference-wandb-logging
-    inference-coordinator-port mamba-inference-conv-states-dtype mamba-inference-ssm-states-dtype
-    inference-use-synchronous-zmq-collectives inference-disable-ep-consensus inference-shards
-    inference-cuda-graph-scope flash-decode nccl-all-reduce-for-prefill inference-fuse-tp-communication
-    inference-disable-triton-nvls-kernels inference-grouped-gemm-backend inference-moe-disable-fused-quant-kernels
-    inference-moe-token-dispatcher-type moe-pad-experts-for-cuda-graph-inference mlp-chunks-for-prefill
-    cache-mla-latents chat-template
+    inference-* max-tokens-to-oom use-legacy-static-engine decode-only-cuda-graphs enable-chunked-prefill
+    num-speculative-tokens use-same-sampling-seed-across-dp-ranks mamba-inference-conv-states-dtype
+    mamba-inference-ssm-states-dtype flash-decode nccl-all-reduce-for-prefill moe-pad-experts-for-cuda-graph-inference
+    mlp-chunks-for-prefill cache-mla-latents chat-template
 One Logger is a service inside NVIDIA that Megatron's step loop reports to
-    no-one-logger one-logger-project one-logger-run-name one-logger-async app-tag-run-name app-tag-run-version
+    no-one-logger one-logger-* app-tag-run-name app-tag-run-version
 a name from an older Megatron-LM that has no effect there either
     onnx-safe use-flash-attn use-mcore-models use-dist-ckpt dist-ckpt-format ckpt-fully-parallel-save disable-msc
     no-position-embedding openai-gelu fp16-lm-cross-entropy
@@ -50,7 +33,7 @@ Megatron derives it from --hidden-size and --mup-base-hidden-size
 the launcher's environment decides
     local-rank
 it is about Megatron's worker process; with --async-save each rank writes its part in a thread of its own
-    async-strategy use-persistent-ckpt-worker async-ckpt-use-cpu-shm async-ckpt-cpu-priority async-ckpt-io-priority
+    async-strategy use-persistent-ckpt-worker async-ckpt-*
 --load takes checkpoints of format torch_dist, and refuses others by name
     auto-detect-ckpt-format
 checkpoints always have a checksum of each file, which --load compares

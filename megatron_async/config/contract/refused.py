@@ -14,34 +14,25 @@ the Mamba layer is this package's, and has one way to compute.
 it belongs to BERT, T5, retrieval or vision models, which this package does not train. A GPT has --num-layers and
 --seq-length.
     decoder-num-layers decoder-seq-length encoder-seq-length encoder-num-layers mask-prob short-seq-prob sample-rate
-    vocab-extra-ids bert-no-binary-head ict-head-size biencoder-projection-dim biencoder-shared-query-context-model
-    ict-load bert-load titles-data-path query-in-block-prob use-one-sent-docs evidence-data-path
-    retriever-report-topk-accuracies retriever-score-scaling block-data-path embedding-path indexer-batch-size
-    indexer-log-interval output-bert-embeddings bert-embedder-type num-classes img-h img-w num-channels patch-dim
-    classes-fraction data-per-class-fraction no-data-sharding head-lr-mult vision-pretraining vision-pretraining-type
-    vision-backbone-type swin-backbone-type mask-type mask-factor iter-per-epoch dino-local-img-size
-    dino-local-crops-number dino-head-hidden-size dino-bottleneck-size dino-freeze-last-layer dino-norm-last-layer
-    dino-warmup-teacher-temp dino-teacher-temp dino-warmup-teacher-temp-epochs
+    vocab-extra-ids bert-* ict-head-size biencoder-* ict-load titles-data-path query-in-block-prob use-one-sent-docs
+    evidence-data-path retriever-* block-data-path embedding-path indexer-batch-size indexer-log-interval
+    output-bert-embeddings num-classes img-h img-w num-channels patch-dim classes-fraction data-per-class-fraction
+    no-data-sharding head-lr-mult vision-* swin-backbone-type mask-type mask-factor iter-per-epoch dino-*
 multi-token prediction is untested: the forward step gives later stages no tokens, and its gradients have a norm of
 their own.
-    mtp-num-layers mtp-loss-scaling-factor mtp-use-repeated-layer mtp-detach-heads mtp-standalone
+    mtp-*
 sparse attention with an indexer is untested.
-    experimental-attention-variant=dsa dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk dsa-indexer-topk-freq
-    dsa-indexer-skip-topk-offset dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss dsa-kernel-backend
-    dsa-indexer-rope-interleaved no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu
-    dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32
+    experimental-attention-variant=dsa dsa-* no-dsa-*
 it needs Transformer Engine's layers, with which it was never compared.
     moe-latent-size fp32-residual-connection
 layers of different kinds in one model are untested, their names in checkpoints included.
     heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
 YaRN is for longer contexts than those of pretraining, and untested. Use --position-embedding-type rope, with
 --rotary-base or --use-rope-scaling.
-    position-embedding-type=yarn yarn-original-max-position-embeddings yarn-beta-fast yarn-beta-slow
-    yarn-correction-range-round-to-int no-yarn-correction-range-round-to-int
+    position-embedding-type=yarn yarn-* no-yarn-correction-range-round-to-int
 the forward step passes one position a token and no attention bias. Use --position-embedding-type rope,
 learned_absolute or none.
-    position-embedding-type=mrope mrope-section position-embedding-type=relative relative-attention-num-buckets
-    relative-attention-max-distance
+    position-embedding-type=mrope mrope-section position-embedding-type=relative relative-attention-*
 the forward step cannot take packed sequences, so documents would see each other. Use --reset-attention-mask with
 --transformer-impl local.
     dataloader-inter-document-masking
@@ -52,24 +43,11 @@ upcycling happens while Megatron loads a dense model.
     moe-use-upcycling moe-upcycling-granularity
 # Other programs
 this package pretrains; reinforcement learning is Megatron-LM's train_rl.py.
-    perform-rl-step rl-prompts-per-eval grpo-prompts-per-step grpo-group-size rl-generation-lag
-    rl-submission-granularity rl-consumption-granularity grpo-iterations grpo-clamp-eps-lower grpo-clamp-eps-upper
-    grpo-kl-beta grpo-entropy-term-weight grpo-filter-groups-with-same-reward langrl-env-config rl-default-temperature
-    rl-default-top-p rl-default-top-k rl-offload-optimizer-during-inference rl-kv-cache-management-mode
-    rl-persist-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
-    rl-importance-sampling-truncation-coef rl-use-sequence-packing rl-sequence-packing-max-sequences-per-bin
-    rl-sequence-packing-algo rl-training-cuda-graphs rl-inference-tensor-model-parallel-size
-    rl-inference-pipeline-model-parallel-size rl-inference-expert-model-parallel-size
-    rl-inference-expert-tensor-model-parallel-size rl-inference-model-unified-memory-level
-    rl-offload-inference-model-weights-when-idle refit-method rl-verify-model-weights-swap rl-skip-bos-token rl-profile
-    rl-profile-dir rl-inference-parsers moe-enable-routing-replay
+    perform-rl-step rl-* grpo-* langrl-env-config refit-method moe-enable-routing-replay
 the data set is Megatron's GPTDataset; documents of another kind would be read as plain text.
-    sft sft-tokenizer-prompt-format fim-data fim-rate fim-spm-rate fim-split-sample fim-fragment-rate fim-no-prefix
-    fim-prefix-token fim-middle-token fim-suffix-token fim-pad-token fim-eod-token
+    sft sft-tokenizer-prompt-format fim-*
 distillation needs another forward step.
-    logits-save-top-k logits-save-top-p logits-save-top-p-min-k logits-save-dir logits-save-dtype logits-load-dir
-    logits-load-decode-threads logits-load-prefetch-factor logits-load-msc-prefetch-depth logits-load-kd-loss-alpha
-    logits-load-ignore-errors
+    logits-*
 the command line is the only source of arguments, so that all of them are checked before anything starts. Give the
 options, or --model PRESET. A resume names every value that differs from the saved run's.
     yaml-cfg use-checkpoint-args use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
@@ -88,14 +66,13 @@ Megatron's step loop does it, and this package has its own. Every batch is check
 jumps of the loss are logged.
     gpu-sniff-test-interval train-sync-interval check-for-large-grads check-for-spiky-loss
 batches are not run twice: micro-batches of two batches are in flight.
-    rerun-mode=report_stats error-injection-rate error-injection-type result-rejected-tracker-filename
+    rerun-mode=report_stats error-injection-* result-rejected-tracker-filename
 Megatron-LM 0.19 cannot write a configuration that holds process groups. The first line of --metrics-file has every
 argument.
     config-logger-dir
 dumps are written by Megatron's step loop. Write a callback (megatron_async/training/callbacks.py).
     save-params-interval save-activations-interval save-tokens-per-expert-interval save-wgrads-interval
-    save-dgrads-interval moe-routing-trace-path moe-routing-trace-max-training-iters moe-routing-trace-capture-logits
-    moe-routing-trace-capture-hidden-states moe-routing-trace-dump-weights
+    save-dgrads-interval moe-routing-trace-*
 it needs a scheduler of NVIDIA's own; with it nothing would be trained. SIGTERM (--exit-signal) ends a run with a
 checkpoint.
     adlr-autoresume adlr-autoresume-interval
@@ -108,13 +85,7 @@ action on every rank.
     run-workload-inspector-server
 restarts inside a process are part of Megatron's step loop. Let torchrun restart the job (--max-restarts); a resume is
 exact.
-    inprocess-restart inprocess-max-iterations inprocess-monitor-thread-interval inprocess-monitor-process-interval
-    inprocess-progress-watchdog-interval inprocess-heartbeat-interval inprocess-soft-timeout inprocess-hard-timeout
-    inprocess-heartbeat-timeout inprocess-barrier-timeout inprocess-completion-timeout inprocess-last-call-wait
-    inprocess-termination-grace-time inprocess-granularity inprocess-active-world-size inprocess-empty-cuda-cache
-    enable-ft-package calc-ft-timeouts ft-num-warmup-iters fault-injector-ranks fault-injector-num-ranks
-    fault-injector-fault-types fault-injector-fault-probabilities fault-injector-fault-delay
-    fault-injector-delay-start-iteration fault-injector-mtti-seconds fault-injector-offset-seconds fault-injector-seed
+    inprocess-* enable-ft-package calc-ft-timeouts ft-num-warmup-iters fault-injector-*
 no process can catch it. Use SIGTERM or SIGUSR1.
     exit-signal=SIGKILL exit-signal=SIGSTOP
 it needs a loader of the user's. Use single or cyclic.
@@ -123,13 +94,11 @@ Megatron's step loop sets it. --distributed-timeout-minutes.
     distributed-timeout-seconds-after-init
 # Checkpoints
 every checkpoint is complete and published in one step. Use --save-interval with --keep-last, and --async-save.
-    non-persistent-save-interval non-persistent-ckpt-type non-persistent-global-ckpt-dir non-persistent-local-ckpt-dir
-    non-persistent-local-ckpt-algo replication replication-jump replication-factor
+    non-persistent-* replication*
 checkpoints have one format, torch_dist, which holds the state of a delayed run on any layout. Convert other
 checkpoints with tools/convert_checkpoint.py.
-    ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format dist-ckpt-save-pre-mcore-014
-    load-main-params-from-ckpt override-ckpt-iteration no-strict-fsdp-dtensor-load no-stream-ckpt-dequant
-    distrib-optim-fully-reshardable-mem-efficient
+    ckpt-convert-* dist-ckpt-save-pre-mcore-014 load-main-params-from-ckpt override-ckpt-iteration
+    no-strict-fsdp-dtensor-load no-stream-ckpt-dequant distrib-optim-fully-reshardable-mem-efficient
 files are read and written through the file system alone.
     enable-msc object-storage-cache-path
 # Layout
@@ -141,9 +110,7 @@ FSDP gathers weights for each use, so two versions cannot be kept. Use data para
 --use-distributed-optimizer.
     use-megatron-fsdp use-torch-fsdp2 fsdp-manual-registration create-all-gather-group data-parallel-sharding-strategy
     outer-dp-sharding-strategy no-gradient-reduce-div-fusion fsdp-double-buffer suggested-communication-unit-size
-    keep-fp8-transpose-cache enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward
-    megatron-fsdp-main-params-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-grad-comm-dtype
-    megatron-fsdp-enable-fine-grained-param-gather megatron-fsdp-max-pool-double-buffer
+    keep-fp8-transpose-cache enable-full-sharding-in-hsdp torch-fsdp2-no-reshard-after-forward megatron-fsdp-*
     fsdp-db-use-persist-buf-on-alloc-fail ckpt-format=fsdp_dtensor ckpt-format=torch_dcp
 weights would be gathered for each use, so two versions cannot be kept.
     tensor-parallel-num-weight-shards expert-tensor-parallel-num-weight-shards
@@ -167,36 +134,29 @@ process groups would not be made.
     lazy-mpu-init fake-process-group
 # Kernels
 FP8 and FP4 are untested: quantized copies of the weights would have to follow their versions. Use --bf16.
-    fp8-format fp8-recipe fp8-quantizer-factory fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo
-    no-fp8-wgrad fp8-output-proj first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16
-    fp4-format fp4-recipe fp4-quantizer-factory fp8-param-gather fp4-param-gather te-precision-config-file
-    moe-router-padding-for-quantization moe-router-padding-for-fp8 reuse-grad-buf-for-mxfp8-param-ag
+    fp8-* no-fp8-wgrad first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp4-*
+    te-precision-config-file moe-router-padding-for-quantization moe-router-padding-for-fp8
+    reuse-grad-buf-for-mxfp8-param-ag
 CUDA graphs hold fixed weight addresses, which a delayed schedule switches, and Megatron's step loop captures them.
-    enable-cuda-graph external-cuda-graph cuda-graph-impl cuda-graph-warmup-steps cuda-graph-scope cuda-graph-modules
-    optimizer-cuda-graph te-rng-tracker inference-rng-tracker
+    enable-cuda-graph external-cuda-graph cuda-graph-* optimizer-cuda-graph te-rng-tracker inference-rng-tracker
 optimizers step on fp32 gradients, weights and state.
     use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype
 offloading is untested: activations of two batches, and two versions of the weights, are in use at once. Use
 --recompute-granularity, or --use-distributed-optimizer.
     optimizer-cpu-offload optimizer-offload-fraction use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d
-    no-pin-cpu-grads no-pin-cpu-params cpu-offloading-num-layers cpu-offloading-retain-pinned-cpu-buffers
-    fine-grained-activation-offloading offload-modules min-offloaded-tensor-size delay-offload-until-cuda-graph
-    delta-offload-bytes-across-pp-ranks activation-offload-fraction fine-grained-offloading-max-inflight-offloads
-    moe-paged-stash moe-paged-stash-page-size moe-paged-stash-buffer-size-factor-cuda
-    moe-paged-stash-buffer-size-factor-cpu moe-expert-rank-capacity-factor
+    no-pin-cpu-grads no-pin-cpu-params cpu-offloading-* fine-grained-activation-offloading offload-modules
+    min-offloaded-tensor-size delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks
+    activation-offload-fraction fine-grained-offloading-max-inflight-offloads moe-paged-stash*
+    moe-expert-rank-capacity-factor
 these fused kernels and buffers were never run under weights that change their address.
-    tp-comm-overlap no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag no-tp-comm-overlap-rs
-    tp-comm-overlap-rs-dgrad no-tp-comm-split-ag no-tp-comm-split-rs tp-comm-overlap-cfg tp-comm-bootstrap-backend
-    fused-residual-rmsnorm use-transformer-engine-op-fuser use-te-activation-func use-grouped-gemm-for-shared-expert
-    use-grouped-gemm-for-dense-mlp moe-single-grouped-weight moe-single-grouped-bias
+    tp-comm-* no-tp-comm-* fused-residual-rmsnorm use-transformer-engine-op-fuser use-te-activation-func
+    use-grouped-gemm-for-shared-expert use-grouped-gemm-for-dense-mlp moe-single-grouped-weight moe-single-grouped-bias
     moe-shared-expert-glu-interleave-size moe-mlp-glu-interleave-size mla-down-proj-fusion symmetric-ar-type
     transformer-impl=inference_optimized batch-invariant-mode use-kitchen-attention kitchen-attention-backend
     moe-shared-expert-overlap
 DeepEP, HybridEP and NCCL-EP are untested: their buffers hold one batch. Use --moe-token-dispatcher-type alltoall.
-    moe-token-dispatcher-type=flex moe-enable-deepep moe-flex-dispatcher-backend moe-flex-dispatcher-num-sms
-    moe-deepep-num-sms moe-permute-fusion-into-hybridep moe-hybridep-pad-uneven-dispatch-inputs moe-hybridep-num-sms
-    moe-hybridep-num-blocks-permute moe-hybridep-num-blocks-unpermute moe-hybridep-num-sms-preprocessing
-    moe-ncclep-static-shape moe-ncclep-zero-copy
+    moe-token-dispatcher-type=flex moe-enable-deepep moe-flex-* moe-deepep-num-sms moe-permute-fusion-into-hybridep
+    moe-hybridep-* moe-ncclep-*
 # Initial weights
 not supported: initial weights are drawn on the run's device, from the seed and each parameter's name, so that every
 layout starts from the same model.

@@ -26,7 +26,7 @@ class Row:
 
     Attributes:
         status: of all of them.
-        options: flags without leading dashes; `flag=value` is one value of a flag.
+        options: flags without leading dashes; `flag=value` is one value of a flag, `rl-*` a family of flags.
         reason: as in Megatron: how the value takes effect. Refused: why. Inert: why it cannot matter.
         instead: of refused options: what to do.
         shown_by: of options as in Megatron: the test that shows their effect.
