@@ -49,8 +49,7 @@ class Guard:
                     yield param, name, value
 
     def _host_counters(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Numbers of steps: per group, or per parameter as numbers or tensors on the CPU."""
-        yield from ((group, "step", group["step"]) for group in self._optimizer.param_groups if "step" in group)
+        """Numbers of steps of each parameter, as numbers or tensors on the CPU."""
         for param in self._params:
             state = self._optimizer.state[param]
             for name, value in state.items():

@@ -10,7 +10,8 @@ need memory for one piece only.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -130,10 +131,12 @@ class MasterStep:
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], parts: Sequence[Part], piece: int = PIECE) -> None:
         self._optimizers, self._parts, self._piece = list(optimizers), list(parts), piece
         self._guards: list[Guard] = []
+        self._counts: list[tuple[dict[str, Any], Any]] = []
 
     @torch.no_grad()
     def __call__(self, context: StepContext) -> None:
-        self._guards.clear()
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        self._guards, self._counts = [], [(group, group.get("step")) for group in groups]
         for optimizer in self._optimizers:
             for piece in pieces(optimizer, self._piece):
                 guard = None if context.applies is None else Guard(optimizer, piece.params)
@@ -145,53 +148,45 @@ class MasterStep:
 
     def take_back(self) -> None:
         """The last step did not apply, as the host knows by now: restore the counters that the host holds."""
-        for guard in reversed(self._guards):
+        for guard in self._guards:
             guard.restore_counters()
-        self._guards.clear()
+        for group, count in self._counts:
+            if count is None:
+                group.pop("step", None)
+            else:
+                group["step"] = count
+        self._guards, self._counts = [], []
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, members: Sequence[list[Tensor]]) -> Iterator[None]:
+    """Inside the block the optimizer has copies of its groups, with these parameters and counters of their own."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": params} for group, params in zip(groups, members, strict=True)]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
 
 
 def pieces(optimizer: torch.optim.Optimizer, size: int = PIECE) -> Iterator[Piece]:
-    """Pieces of an optimizer's parameters. The parameter groups hold only the current piece.
+    """Pieces of an optimizer's parameters. While one is stepped, the parameter groups hold nothing else.
 
     Every piece takes the same step of its groups. An optimizer that may count steps elsewhere has one piece.
     """
     groups = optimizer.param_groups
-    everything = [list(group["params"]) for group in groups]
+    everything = [group["params"] for group in groups]
     if not type(optimizer).__module__.startswith(_KNOWN_COUNTERS):
-        yield Piece(optimizer, [param for params in everything for param in params])
+        yield Piece(optimizer, list(chain(*everything)))
         return
-    before = [group.get("step") for group in groups]
-    after = list(before)
-    try:
-        for piece in _cut(everything, size):
-            for group, params, count in zip(groups, piece, before, strict=True):
-                group["params"] = params
-                _set_step(group, count)
-            yield Piece(optimizer, [param for params in piece for param in params])
-            counts = zip(groups, piece, after, strict=True)
-            after = [group.get("step") if params else count for group, params, count in counts]
-    finally:
-        for group, params, count in zip(groups, everything, after, strict=True):
-            group["params"] = params
-            _set_step(group, count)
-
-
-@contextmanager
-def same_steps(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Restore on exit how many steps each parameter group has taken, where an optimizer counts them there."""
-    counts = [group.get("step") for group in optimizer.param_groups]
-    try:
-        yield
-    finally:
-        for group, count in zip(optimizer.param_groups, counts, strict=True):
-            _set_step(group, count)
-
-
-def _set_step(group: dict[str, object], count: object) -> None:
-    if count is None:
-        group.pop("step", None)
-    else:
-        group["step"] = count
+    counts: dict[int, object] = {}
+    for members in _cut(everything, size):
+        with only(optimizer, members):
+            yield Piece(optimizer, list(chain(*members)))
+            stepped = [(index, group) for index, group in enumerate(optimizer.param_groups) if group["params"]]
+            counts |= {index: group["step"] for index, group in stepped if "step" in group}
+    for index, count in counts.items():
+        groups[index]["step"] = count
 
 
 def _cut(groups: list[list[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:

@@ -12,7 +12,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megatron_async.mcore.optimizer import inner_optimizers
-from megatron_async.optim.step import clip_factor, same_steps
+from megatron_async.optim.step import clip_factor, only
 
 Gradients = dict[Tensor, Tensor]
 
@@ -47,7 +47,7 @@ def trial_update(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
     weights = [param.detach().clone() for param in params]
     states = [{param: _copied(state) for param, state in optimizer.state.items()} for optimizer in optimizers]
     for optimizer in optimizers:
-        with same_steps(optimizer):
+        with only(optimizer, [group["params"] for group in optimizer.param_groups]):  # counts no step
             optimizer.step()
     updates = [before - param.detach() for before, param in zip(weights, params, strict=True)]
     for param, before in zip(params, weights, strict=True):

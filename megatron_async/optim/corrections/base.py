@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""The interface of corrections: a part before and a part after the optimizer's own step.
+"""The interface of corrections: they surround the optimizer's own step.
 
 A correction uses only the master weights before and after the step, so it works with any optimizer. It keeps one buffer
 per parameter in the optimizer state, so it is saved, sharded and moved with that state.
@@ -32,6 +32,7 @@ class Correction:
 
     from_first_update: ClassVar[bool] = False
     """Whether the first update of the delayed phase is corrected too, when there is no earlier update yet."""
+    _step: Iterator[None]
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], strength: float = 1.0) -> None:
         if not math.isfinite(strength) or strength < 0:
@@ -48,25 +49,23 @@ class Correction:
 
     def before_step(self, piece: Piece, context: StepContext) -> None:
         """Part before the optimizer's step."""
-        if params := delayed_params(piece):
-            self.before(piece.optimizer, params, self._active(context))
+        params = delayed_params(piece)
+        self._step = self.around(piece.optimizer, params, self._active(context.corrected)) if params else iter(())
+        next(self._step, None)
 
     def after_step(self, piece: Piece, context: StepContext) -> None:
         """Part after the optimizer's step."""
-        if params := delayed_params(piece):
-            self.after(piece.optimizer, params, self._active(context))
+        next(self._step, None)
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        """Called before the step.
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        """Correct a step, which is taken at the one `yield`. Runs without recording gradients.
 
         Args:
             optimizer: the optimizer of the parameters.
             params: parameters of one piece with delayed gradients.
             active: whether this step is corrected. The correction records its buffer in any case.
         """
-
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        """Called after the step, with the same arguments."""
+        raise NotImplementedError
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
@@ -76,8 +75,8 @@ class Correction:
         """
         yield False
 
-    def _active(self, context: StepContext) -> bool:
-        return context.corrected and self.strength > 0
+    def _active(self, corrected: bool) -> bool:
+        return corrected and self.strength > 0
 
 
 def leave_out(params: Iterable[Tensor]) -> None:
@@ -95,9 +94,9 @@ def delayed_params(piece: Piece) -> list[Tensor]:
     ]
 
 
-def data_of(params: Iterable[Tensor]) -> list[Tensor]:
-    """The values of parameters, for changes in place."""
-    return [param.detach() for param in params]
+def gradients_of(params: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients of parameters that have one."""
+    return [param.grad for param in params if param.grad is not None]
 
 
 def remembered(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> list[Tensor] | None:

@@ -15,66 +15,59 @@ The clipped and logged norm is that of the uncorrected gradient, except where "r
 says "raw gradients", not on which side of clipping that is.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import Correction, data_of, delayed_params, remember, remembered
+from megatron_async.optim.corrections.base import Correction, delayed_params, gradients_of, remember, remembered
 from megatron_async.optim.step import Piece
-
-
-def _grads(params: list[Tensor]) -> list[Tensor]:
-    return [param.grad for param in params if param.grad is not None]
 
 
 class DelayCompensation(Correction):
     """DC-ASGD. Buffer: the last update W_(b-1) - W_b."""
 
-    _weights: list[Tensor]
-
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        grads, previous = _grads(params), remembered(optimizer, params)
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        grads, previous = gradients_of(params), remembered(optimizer, params)
         if active and previous is not None:
             # The buffers become the corrections.
             torch._foreach_mul_(previous, grads)
             torch._foreach_mul_(previous, grads)
             torch._foreach_add_(grads, previous, alpha=-self.strength)
-        self._weights = [data.clone() for data in data_of(params)]
-
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        updates = self._weights
-        del self._weights
-        torch._foreach_sub_(updates, data_of(params))
+        updates = [param.clone() for param in params]
+        yield
+        torch._foreach_sub_(updates, params)
         remember(optimizer, params, updates)
 
 
 class GradientErrorFeedback(Correction):
     """Error feedback on gradients. Buffer: the last uncorrected gradient."""
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        grads, previous = _grads(params), remembered(optimizer, params)
-        kept = [grad.clone() for grad in grads]
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        uncorrected = self.correct(optimizer, params, active)
+        yield
+        remember(optimizer, params, uncorrected)
+
+    def correct(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> list[Tensor]:
+        """Correct the gradients in place; return copies of the uncorrected ones."""
+        grads, previous = gradients_of(params), remembered(optimizer, params)
+        uncorrected = [grad.clone() for grad in grads]
         if active and previous is not None:
             torch._foreach_sub_(previous, grads)
             torch._foreach_add_(grads, previous, alpha=-self.strength)
-        self._kept = kept
-
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        remember(optimizer, params, self._kept)
-        del self._kept
+        return uncorrected
 
 
 class RawGradientErrorFeedback(GradientErrorFeedback):
     """Error feedback on gradients that are not clipped yet; the corrected gradient is clipped by its own norm."""
 
-    _raw: dict[Tensor, Tensor]
-
+    @torch.no_grad()
     def before_norm(self, active: bool) -> None:
-        self._raw = {}
+        self._raw: dict[Tensor, Tensor] = {}
         for optimizer in self.optimizers:
             params = delayed_params(Piece(optimizer, [p for group in optimizer.param_groups for p in group["params"]]))
-            with torch.no_grad():
-                super().before(optimizer, params, active and self.strength > 0)
-            self._raw |= zip(params, self._kept, strict=True)
+            self._raw |= zip(params, self.correct(optimizer, params, self._active(active)), strict=True)
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        self._kept = [self._raw[param] for param in params]
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        yield
+        remember(optimizer, params, [self._raw[param] for param in params])

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, data_of, remember, remembered
-from megatron_async.optim.step import same_steps
+from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, remember, remembered
+from megatron_async.optim.step import only
 
 
 class WeightPrediction(Correction):
@@ -30,34 +30,27 @@ class WeightPrediction(Correction):
     """
 
     from_first_update = True
-    _ahead: list[Tensor]
 
-    def before(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        data, ahead = data_of(params), remembered(optimizer, params)
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        ahead = remembered(optimizer, params)
         if ahead is None:
-            ahead = [torch.empty_like(weights) for weights in data]
+            ahead = [torch.empty_like(param) for param in params]
         else:
-            torch._foreach_add_(data, ahead)
-        torch._foreach_copy_(ahead, data)
-        self._ahead = ahead
-
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
-        data, ahead = data_of(params), self._ahead
-        del self._ahead
+            torch._foreach_add_(params, ahead)
+        torch._foreach_copy_(ahead, params)
+        yield
         # Not before the step: some optimizers initialize only an empty state.
         remember(optimizer, params, ahead)
         if not active:
             torch._foreach_zero_(ahead)
             return
-        self.predict(optimizer, params, data, ahead)
+        self.predict(optimizer, params, ahead)
         torch._foreach_mul_(ahead, self.strength)
-        torch._foreach_sub_(data, ahead)
+        torch._foreach_sub_(params, ahead)
 
-    def predict(
-        self, optimizer: torch.optim.Optimizer, params: list[Tensor], data: list[Tensor], ahead: list[Tensor]
-    ) -> None:
-        """Replace `ahead`, the accumulator before the step, by v. `data` is the accumulator after the step."""
-        torch._foreach_sub_(ahead, data)
+    def predict(self, optimizer: torch.optim.Optimizer, params: list[Tensor], ahead: list[Tensor]) -> None:
+        """Replace `ahead`, the accumulator before the step, by v. `params` hold the accumulator after the step."""
+        torch._foreach_sub_(ahead, params)
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
@@ -82,10 +75,8 @@ class WeightPrediction(Correction):
 class UpdatedWeightPrediction(WeightPrediction):
     """Prediction with a second optimizer step ("updated state"). Copies the state of one piece at a time."""
 
-    def predict(
-        self, optimizer: torch.optim.Optimizer, params: list[Tensor], data: list[Tensor], ahead: list[Tensor]
-    ) -> None:
-        torch._foreach_copy_(ahead, data)
+    def predict(self, optimizer: torch.optim.Optimizer, params: list[Tensor], ahead: list[Tensor]) -> None:
+        torch._foreach_copy_(ahead, params)
         buffers = [
             value
             for param in params
@@ -93,27 +84,14 @@ class UpdatedWeightPrediction(WeightPrediction):
             if isinstance(value, Tensor) and name != PREVIOUS_UPDATE
         ]
         saved = [buffer.clone() for buffer in buffers]
-        with _only(optimizer, params), same_steps(optimizer):
+        delayed = set(map(id, params))
+        with only(
+            optimizer, [[own for own in group["params"] if id(own) in delayed] for group in optimizer.param_groups]
+        ):
             optimizer.step()
         for buffer, value in zip(buffers, saved, strict=True):
             buffer.copy_(value)
         # v = y_(b+1) - (weights after the second step); then restore y_(b+1).
-        second = [weights.clone() for weights in data]
-        torch._foreach_copy_(data, ahead)
+        second = [param.clone() for param in params]
+        torch._foreach_copy_(params, ahead)
         torch._foreach_sub_(ahead, second)
-
-
-@contextmanager
-def _only(optimizer: torch.optim.Optimizer, delayed: list[Tensor]) -> Iterator[None]:
-    """Hide the gradients of all other parameters of the piece, so that they do not step again."""
-    ids = set(map(id, delayed))
-    hidden = [
-        (param, param.grad) for group in optimizer.param_groups for param in group["params"] if id(param) not in ids
-    ]
-    for param, _ in hidden:
-        param.grad = None
-    try:
-        yield
-    finally:
-        for param, gradient in hidden:
-            param.grad = gradient

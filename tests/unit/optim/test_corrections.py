@@ -3,7 +3,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -283,7 +283,8 @@ class Sizes(Correction):
         super().__init__(optimizers)
         self.seen: list[int] = []
 
-    def after(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> None:
+    def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
+        yield
         self.seen.append(sum(param.numel() for param in params))
         remember(optimizer, params, [torch.zeros_like(param) for param in params])
 
