@@ -22,35 +22,28 @@ import sys
 from pathlib import Path
 
 from megatron_async import platform
+from megatron_async.cli import make_parser, refuse
 
 DTYPES = ("float32", "bfloat16")
-_LOADED = "folder that --save of a run wrote to, or one checkpoint in it"
-_STEP = "iteration to read (default: the newest complete checkpoint)"
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="megatron-async convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("convert", __doc__)
     directions = parser.add_subparsers(dest="direction", required=True)
-    export = directions.add_parser("to-hf", help="Megatron to Hugging Face")
-    start = directions.add_parser("from-hf", help="Hugging Face to Megatron")
-    for name, other in (("to-hybrid", "GPT to HybridModel"), ("to-gpt", "HybridModel to GPT")):
-        rename = directions.add_parser(name, help=other)
-        rename.add_argument("--load", type=Path, required=True, help=_LOADED)
-        rename.add_argument("--save", type=Path, required=True, help="new folder")
-        rename.add_argument("--ckpt-step", type=int, help=_STEP)
-    sources = (
-        (export, _LOADED, "the run's"),
-        (start, "folder to read", "float32"),
-    )
-    for direction, reads, default in sources:
-        direction.add_argument("--load", type=Path, required=True, help=reads)
-        direction.add_argument("--save", type=Path, required=True, help="folder to write")
-        direction.add_argument("--dtype", choices=DTYPES, help=f"type of the written weights (default: {default})")
-    export.add_argument("--ckpt-step", type=int, help=_STEP)
+    for name, (convert, help) in _WAYS.items():
+        own = directions.add_parser(name, help=help)
+        own.set_defaults(convert=convert)
+        loaded = "folder that --save of a run wrote to, or one checkpoint in it"
+        own.add_argument("--load", type=Path, required=True, help="folder to read" if name == "from-hf" else loaded)
+        own.add_argument("--save", type=Path, required=True, help="folder to write")
+        if name != "from-hf":
+            own.add_argument(
+                "--ckpt-step", type=int, help="iteration to read (default: the newest complete checkpoint)"
+            )
+        if "hf" in name:
+            default = "float32" if name == "from-hf" else "the run's"
+            own.add_argument("--dtype", choices=DTYPES, help=f"type of the written weights (default: {default})")
+    export = directions.choices["to-hf"]
     export.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied")
     export.add_argument("--vocab-size", type=int, help="true vocabulary size, without padding")
     return parser.parse_args(argv)
@@ -61,11 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse(argv)
     platform.activate_or_exit("cpu")
     try:
-        print(_WAYS[options.direction](options))
+        print(options.convert(options))
     except (ValueError, OSError) as error:
-        lines = "\n".join(f"  - {line}" for line in str(error).splitlines())
-        print(f"megatron-async convert: nothing was converted\n{lines}", file=sys.stderr)
-        return 2
+        return refuse("convert", "nothing was converted", str(error).splitlines())
     return 0
 
 
@@ -121,4 +112,9 @@ def _rename(options: argparse.Namespace) -> str:
     return f"{options.save}: {source.name} with {args.num_layers} layers{pattern}"
 
 
-_WAYS = {"to-hf": _export, "from-hf": _import, "to-hybrid": _rename, "to-gpt": _rename}
+_WAYS = {
+    "to-hf": (_export, "Megatron to Hugging Face"),
+    "from-hf": (_import, "Hugging Face to Megatron"),
+    "to-hybrid": (_rename, "GPT to HybridModel"),
+    "to-gpt": (_rename, "HybridModel to GPT"),
+}

@@ -2,36 +2,24 @@
 """`megatron-async COMMAND [options]`: one console script for all commands."""
 
 import difflib
-import importlib
+import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from megatron_async import __version__
 from megatron_async.launcher import end_with_launcher
 
-
-class Command(NamedTuple):
-    """One command: the module that holds it, and its line in the help."""
-
-    module: str
-    help: str
-    function: str = "main"
-
-
 COMMANDS = {
-    "quickstart": Command("megatron_async.cli.quickstart", "train three small runs on two CPU processes and compare"),
-    "pretrain": Command("megatron_async.pretrain", "train as one process; see below for more", "run_to_exit"),
-    "doctor": Command("megatron_async.doctor.__main__", "is this machine, or every host of a job, ready"),
-    "plan": Command("megatron_async.cli.plan", "the fastest layouts of a run on 8 to 16,384 devices"),
-    "timeline": Command("megatron_async.cli.timeline", "a run's measured timeline beside its plan, idle time by cause"),
-    "preprocess": Command("megatron_async.cli.preprocess", "texts to Megatron's data files"),
-    "convert": Command("megatron_async.cli.convert", "checkpoints from and to Hugging Face folders"),
-    "evaluate": Command(
-        "megatron_async.cli.evaluate", "lm-eval on a Hugging Face folder, by default the paper's tasks"
-    ),
+    "quickstart": ("megatron_async.cli.quickstart:main", "train three small runs on two CPU processes and compare"),
+    "pretrain": ("megatron_async.pretrain:run_to_exit", "train as one process; see below for more"),
+    "doctor": ("megatron_async.doctor.__main__:main", "is this machine, or every host of a job, ready"),
+    "plan": ("megatron_async.cli.plan:main", "the fastest layouts of a run on 8 to 16,384 devices"),
+    "timeline": ("megatron_async.cli.timeline:main", "a run's measured timeline beside its plan, idle time by cause"),
+    "preprocess": ("megatron_async.cli.preprocess:main", "texts to Megatron's data files"),
+    "convert": ("megatron_async.cli.convert:main", "checkpoints from and to Hugging Face folders"),
+    "evaluate": ("megatron_async.cli.evaluate:main", "lm-eval on a Hugging Face folder, by default the paper's tasks"),
 }
-"""The console script's commands, imported when they are called."""
+"""Command -> its function, imported when it is called, and its line in the help."""
 
 _USAGE = """\
 usage: megatron-async COMMAND [options]
@@ -46,7 +34,7 @@ A run of several processes is started by a launcher:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    return _USAGE.format(commands="\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items()))
+    return _USAGE.format(commands="\n".join(f"  {name:{width}}  {help}" for name, (_, help) in COMMANDS.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +53,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"megatron-async: {name}: no such command.{hint} There are {', '.join(COMMANDS)}.\n")
         return 2
     end_with_launcher()
-    command = COMMANDS[name]
-    status: int = getattr(importlib.import_module(command.module), command.function)(options)
+    status: int = pkgutil.resolve_name(COMMANDS[name][0])(options)
     return status

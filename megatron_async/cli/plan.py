@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_async import platform
+from megatron_async.cli import make_parser, refuse
 from megatron_async.config.command_line import value_of, without_option
 from megatron_async.planning import devices, split
 from megatron_async.planning.timing import CAUSES
@@ -33,7 +34,6 @@ from megatron_async.schedules import SCHEDULES
 if TYPE_CHECKING:
     from megatron_async.planning.search import Outcome
 
-USAGE_ERROR = 2
 _LAYOUT = (
     "pipeline_model_parallel_size",
     "tensor_model_parallel_size",
@@ -51,12 +51,7 @@ _WIDTH = 190
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, run = argv[:cut], argv[cut + 1 :]
-    parser = argparse.ArgumentParser(
-        prog="megatron-async plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("plan", __doc__)
     parser.add_argument(
         "--devices", type=int, nargs="+", metavar="N", help="devices of a job; several plan several jobs"
     )
@@ -204,8 +199,7 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     try:
         base = arguments.parse([*_without(run, _OF_DELAYED), *alone, "--dry-run"])
     except arguments.ArgumentProblems as wrong:
-        print("\n".join(f"megatron-async plan: {problem}" for problem in wrong.problems), file=sys.stderr)
-        return USAGE_ERROR
+        return refuse("plan", "nothing was planned", wrong.problems)
     base.staleness_correction = value_of(run, "--staleness-correction") or "none"
     base.correct_matrices_only = "--correct-matrices-only" in run
     given = value_of(run, "--micro-batch-size")

@@ -8,8 +8,10 @@ Exit status 2: the input or an option cannot be used; standard error says why, a
 import argparse
 import sys
 from dataclasses import fields
+from typing import Any
 
 from megatron_async import platform
+from megatron_async.cli import make_parser
 from megatron_async.data.preprocessing.preprocess import InputError, PreprocessOptions, Progress, preprocess
 from megatron_async.data.preprocessing.sources import FORMATS, TEXT_UNITS
 from megatron_async.data.preprocessing.tokenizer import tokenizer_namespace
@@ -49,54 +51,51 @@ def _report(progress: Progress) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="megatron-async preprocess",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_input(parser.add_argument_group("input"))
-    _add_output(parser.add_argument_group("output"))
-    _add_ignored(parser.add_argument_group("accepted for Megatron-LM's scripts, without effect"))
-    _add_tokenizer(parser.add_argument_group("tokenizer"))
+    parser = make_parser("preprocess", __doc__)
+    for title, options in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for flag, keywords in options.items():
+            group.add_argument(flag, **keywords)
     return parser
 
 
-def _add_input(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--input", nargs="+", required=True, help="files, quoted patterns (** for folders) or folders")
-    group.add_argument("--input-format", choices=FORMATS, help="how to read them (default: by their names)")
-    group.add_argument("--json-keys", nargs="+", default=["text"], help="fields that hold text (default: text)")
-    group.add_argument(
-        "--text-unit",
-        choices=TEXT_UNITS,
-        default="file",
-        help="one document of a plain text file (default: file)",
-    )
-    group.add_argument("--dataset-config", help="configuration name of a data set")
-    group.add_argument("--dataset-split", default="train", help="split of a data set (default: train)")
-
-
-def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--output-prefix", required=True, help="path of the files without _KEY_document.bin")
-    group.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    group.add_argument("--workers", type=int, default=1, help="processes that tokenize (default: 1)")
-    group.add_argument("--log-interval", type=int, default=1000, help="documents between two reports (default: 1000)")
-
-
-def _add_ignored(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--partitions", type=int, help="the work is shared between --workers without parting files")
-    group.add_argument("--keep-sequential-samples", action="store_true", help="the order is always the input's")
-
-
-def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--tokenizer-type", required=True, help="for example HuggingFaceTokenizer or NullTokenizer")
-    group.add_argument("--tokenizer-model", help="file or folder of the tokenizer")
-    group.add_argument("--vocab-file")
-    group.add_argument("--merge-file")
-    group.add_argument("--vocab-size", type=int, help="for NullTokenizer and TikTokenizer")
-    group.add_argument("--tiktoken-pattern")
-    group.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
-    group.add_argument("--tokenizer-special-tokens", dest="special_tokens", nargs="+")
-    group.add_argument("--tokenizer-metadata", dest="metadata_path")
-    group.add_argument("--tokenizer-hf-no-use-fast", action="store_true")
-    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true")
-    group.add_argument("--trust-remote-code", action="store_true")
+_SWITCH = {"action": "store_true"}
+_OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "input": {
+        "--input": {"nargs": "+", "required": True, "help": "files, quoted patterns (** for folders) or folders"},
+        "--input-format": {"choices": FORMATS, "help": "how to read them (default: by their names)"},
+        "--json-keys": {"nargs": "+", "default": ["text"], "help": "fields that hold text (default: text)"},
+        "--text-unit": {
+            "choices": TEXT_UNITS,
+            "default": "file",
+            "help": "a document of plain text (default: file)",
+        },
+        "--dataset-config": {"help": "configuration name of a data set"},
+        "--dataset-split": {"default": "train", "help": "split of a data set (default: train)"},
+    },
+    "output": {
+        "--output-prefix": {"required": True, "help": "path of the files without _KEY_document.bin"},
+        "--append-eod": _SWITCH | {"help": "end each document with the end-of-document token"},
+        "--workers": {"type": int, "default": 1, "help": "processes that tokenize (default: 1)"},
+        "--log-interval": {"type": int, "default": 1000, "help": "documents between two reports (default: 1000)"},
+    },
+    "accepted for Megatron-LM's scripts, without effect": {
+        "--partitions": {"type": int, "help": "the work is shared between --workers without parting files"},
+        "--keep-sequential-samples": _SWITCH | {"help": "the order is always the input's"},
+    },
+    "tokenizer": {
+        "--tokenizer-type": {"required": True, "help": "for example HuggingFaceTokenizer or NullTokenizer"},
+        "--tokenizer-model": {"help": "file or folder of the tokenizer"},
+        "--vocab-file": {},
+        "--merge-file": {},
+        "--vocab-size": {"type": int, "help": "for NullTokenizer and TikTokenizer"},
+        "--tiktoken-pattern": {},
+        "--tiktoken-num-special-tokens": {"type": int, "default": 1000},
+        "--tokenizer-special-tokens": {"dest": "special_tokens", "nargs": "+"},
+        "--tokenizer-metadata": {"dest": "metadata_path"},
+        "--tokenizer-hf-no-use-fast": _SWITCH,
+        "--tokenizer-hf-no-include-special-tokens": _SWITCH,
+        "--trust-remote-code": _SWITCH,
+    },
+}
+"""Options by group."""

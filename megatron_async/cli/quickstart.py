@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megatron_async import report
+from megatron_async.cli import make_parser
 from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus
 from megatron_async.files import write_atomically
 from megatron_async.training import provenance
@@ -67,23 +67,12 @@ class RunFailed(Exception):
     """A training run that ended badly; the message says which and shows the end of its log."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunFiles:
     """Where one run writes."""
 
-    folder: Path
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def trace(self) -> Path:
-        return self.folder / "trace.json"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metrics, self.trace, self.log = (folder / name for name in ("metrics.jsonl", "trace.json", "log.txt"))
 
     def clear(self) -> None:
         """Remove the files of an earlier quick start."""
@@ -108,16 +97,12 @@ def training_command(name: str, files: RunFiles, *, model: str, iterations: int,
     return command
 
 
-def training_environment() -> dict[str, str]:
-    """One compute thread per stage, so that stages do not slow each other down."""
-    return os.environ | {"OMP_NUM_THREADS": "1"}
-
-
 @contextmanager
 def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command with its output in the log; leaving the block ends it and its workers."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # with more threads, stages would slow each other down
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=training_environment())
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             yield process
         finally:
@@ -128,10 +113,6 @@ def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[by
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def _training_rows(path: Path) -> Sequence[report.Row]:
-    return report.read_metrics(path).training if path.exists() else ()
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
@@ -161,23 +142,21 @@ def run_training(
     ):
         task = progress.add_task(name, total=iterations, loss="starting")
         while process.poll() is None:
-            if rows := _training_rows(files.metrics):
+            if files.metrics.exists() and (rows := report.read_metrics(files.metrics).training):
                 progress.update(task, completed=rows[-1]["iteration"], loss=f"loss {rows[-1]['lm_loss']:.3f}")
             time.sleep(POLL_SECONDS)
-        progress.update(task, completed=len(_training_rows(files.metrics)))
+        metrics = report.read_metrics(files.metrics) if files.metrics.exists() else report.Metrics({}, (), ())
+        progress.update(task, completed=len(metrics.training))
+    problem = ""
     if process.returncode != 0:
-        raise RunFailed(
-            f"{name} ended with status {process.returncode}. The end of {files.log}:\n\n{log_tail(files.log)}"
+        problem = f"ended with status {process.returncode}"
+    elif len(metrics.training) != iterations or not metrics.validation:
+        problem = (
+            f"wrote {len(metrics.training)} batches and {len(metrics.validation)} evaluations to {files.metrics}; "
+            f"expected {iterations} batches and at least one evaluation"
         )
-    if not files.metrics.exists():
-        raise RunFailed(f"{name} wrote no {files.metrics}. The end of {files.log}:\n\n{log_tail(files.log)}")
-    metrics = report.read_metrics(files.metrics)
-    if len(metrics.training) != iterations or not metrics.validation:
-        raise RunFailed(
-            f"{name} wrote {len(metrics.training)} batches and {len(metrics.validation)} evaluations to "
-            f"{files.metrics}; expected {iterations} batches and at least one evaluation. "
-            f"The end of {files.log}:\n\n{log_tail(files.log)}"
-        )
+    if problem:
+        raise RunFailed(f"{name} {problem}. The end of {files.log}:\n\n{log_tail(files.log)}")
     return metrics
 
 
@@ -233,23 +212,18 @@ def write_results(
     }
     write_atomically(output / "summary.json", json.dumps(summary | extra, indent=2) + "\n")
     report.save_figure(report.loss_figure(metrics, "Quick start"), output / "loss.png")
-    traces = {
-        name: report.read_trace(RunFiles(output / name).trace)
-        for name in metrics
-        if RunFiles(output / name).trace.exists()
-    }
-    if traces:
+    written = {name: trace for name in metrics if (trace := RunFiles(output / name).trace).exists()}
+    if traces := {name: report.read_trace(trace) for name, trace in written.items()}:
         report.save_figure(report.timeline_figure(traces), output / "timeline.png")
     return summary
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="megatron-async quickstart", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny", help="preset to train (default: %(default)s)")
-    parser.add_argument("--iters", type=int, default=100, help="batches of each run (default: %(default)s)")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/quickstart"), help="folder to write (default: %(default)s)"
-    )
+    parser = make_parser("quickstart", __doc__)
+    add, folder = parser.add_argument, Path("runs/quickstart")
+    add("--model", default="tiny", help="preset to train (default: %(default)s)")
+    add("--iters", type=int, default=100, help="batches of each run (default: %(default)s)")
+    add("--output", type=Path, default=folder, help="folder to write (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.iters < 1:
         parser.error(f"--iters {options.iters}: a run needs at least one batch")

@@ -12,14 +12,14 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
+from megatron_async.cli import make_parser, refuse
 from megatron_async.planning.timing import BATCHES, period, simulator
 from megatron_async.report import read_trace, save_figure, steady_window, timeline_figure
 from megatron_async.schedules import SCHEDULES, StageCosts, schedule_problems
 from megatron_async.schedules.figure import Span, spans_of
-
-USAGE_ERROR = 2
 
 
 def measured_costs(spans: Sequence[Span], chunks: int) -> list[StageCosts]:
@@ -52,29 +52,19 @@ def causes(name: str, costs: Sequence[StageCosts], microbatches: int, measured: 
     made = simulator(name, len(costs), microbatches)
     totals = [microbatches * (own.forward + own.backward) for own in costs]
     alone = [StageCosts(own.forward, own.backward, shares=own.shares) for own in costs]
-    steps = [
-        sum(totals) / len(totals),
-        max(totals),
-        period(made, alone),
-        period(made, costs),
-        measured,
-    ]
+    steps = [sum(totals) / len(totals), max(totals), period(made, alone), period(made, costs), measured]
     names = ("imbalance", "schedule", "update", "transfers, host and jitter")
-    return {"compute": steps[0]} | {cause: steps[i + 1] - steps[i] for i, cause in enumerate(names)}
+    added = (later - earlier for earlier, later in pairwise(steps))
+    return {"compute": steps[0], **dict(zip(names, added, strict=True))}
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="megatron-async timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("timeline", __doc__)
     delayed = [name for name, own in SCHEDULES.items() if not own.megatron and not own.update_per_microbatch]
-    parser.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE", help="file that a run wrote with --trace-file"
-    )
-    parser.add_argument("--schedule", choices=delayed, required=True, help="schedule of the run")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", default=Path("timeline.png"), help="picture (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--trace", type=Path, required=True, metavar="FILE", help="file that a run wrote with --trace-file")
+    add("--schedule", choices=delayed, required=True, help="schedule of the run")
+    add("--output", type=Path, metavar="FILE", default=Path("timeline.png"), help="picture (default: %(default)s)")
     return parser.parse_args(argv)
 
 
@@ -91,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problems := schedule_problems(options.schedule, stages=stages, microbatches=microbatches, batches=BATCHES):
             raise ValueError(f"not a trace of {options.schedule}: {'; '.join(problems)}")
     except (OSError, ValueError, KeyError) as error:
-        print(f"megatron-async timeline: --trace {options.trace}: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return refuse("timeline", "nothing was drawn", [f"--trace {options.trace}: {error}"])
     kept = min(3, max(1, len(batches) - 2))
     start, end = steady_window(spans, kept)
     measured = (end - start) / (kept if len(batches) > kept + 1 else len(batches))

@@ -11,7 +11,7 @@ def test_what_stands_in_the_way_is_named(monkeypatch, capsys, tmp_path, error):
     def fail(options):
         raise error
 
-    monkeypatch.setitem(convert._WAYS, "to-hf", fail)
+    monkeypatch.setitem(convert._WAYS, "to-hf", (fail, ""))
     assert convert.main(["to-hf", "--load", str(tmp_path), "--save", str(tmp_path / "hf")]) == 2
     said = capsys.readouterr().err
     assert "nothing was converted" in said and str(error) in said
