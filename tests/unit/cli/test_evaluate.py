@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,25 +31,27 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 def test_every_problem_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    words = f"--load {tmp_path} --include {tmp_path / 'none'} --limit 0 --shots -1".split()
-    assert evaluate.main(words) == 2
+    assert evaluate.main(["--load", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    for text in (
-        "pip install 'megatron_async[evaluate]'",
-        "no config.json",
-        "no such folder",
-        "--limit 0",
-        "--shots -1",
-    ):
-        assert text in said
+    assert "pip install 'megatron_async[evaluate]'" in said and "no config.json" in said
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert evaluate.main(["--load", str(tmp_path)]) == 2
     assert "with --tokenizer" in capsys.readouterr().err
 
 
-def test_an_unknown_task_has_neighbors() -> None:
-    (problem,) = evaluate._unknown(["arc_esy", "piqa"], ["arc_easy", "piqa"])
-    assert problem == "--tasks arc_esy: lm-eval has no such task. Near: arc_easy."
+@pytest.mark.parametrize(
+    ("given", "tasks", "rest"),
+    [([], ",".join(evaluate.PAPER_TASKS), []), (["--limit", "3", "--tasks", "a", "b"], "a,b", ["--limit", "3"])],
+)
+def test_lm_eval_is_given_tasks_and_its_own_options(tmp_path: Path, monkeypatch, given, tasks, rest) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "call", lambda command: commands.append(command) or 7)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    assert evaluate.main(["--load", str(tmp_path), *given]) == 7
+    model = ["--model", "hf", "--model_args", f"pretrained={tmp_path},dtype=auto"]
+    assert commands[0][1:] == ["-m", "lm_eval", *model, "--tasks", tasks, "--batch_size", "auto", *rest]
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def likelihood(model, tokenizer, question: str, choice: str) -> float:
     return float(sum(logits[place - 1, tokens[place]] for place in range(start, len(tokens))))
 
 
-def test_a_small_task(folder: Path, tmp_path: Path, capsys) -> None:
+def test_a_small_task(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -81,15 +84,15 @@ def test_a_small_task(folder: Path, tmp_path: Path, capsys) -> None:
     data.write_text("\n".join(map(json.dumps, QUESTIONS)), encoding="utf-8")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "tiny.yaml").write_text(TASK.format(data=data), encoding="utf-8")
-    output = tmp_path / "evaluation.json"
-    words = f"--load {folder} --tasks tiny --include {tmp_path / 'tasks'} --device cpu --batch-size 4 --output {output}"
-    assert evaluate.main(words.split()) == 0
+    words = f"--load {folder} --tasks tiny --include_path {tmp_path / 'tasks'} --device cpu --batch_size 4"
+    assert evaluate.main([*words.split(), "--output_path", str(tmp_path / "results.json")]) == 0
     model, tokenizer = LlamaForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     right = 0
     for row in QUESTIONS:
         scores = [likelihood(model, tokenizer, row["question"], choice) for choice in row["choices"]]
         right += scores[row["answer"]] > scores[1 - row["answer"]]
     assert 0 < right < len(QUESTIONS), "a task that tells models apart"
-    found = json.loads(output.read_text(encoding="utf-8"))
-    assert found["results"]["tiny"]["acc,none"] == right / len(QUESTIONS) and "tiny" in capsys.readouterr().out
-    assert evaluate.main(["--load", str(folder), "--tasks", "tinny", "--include", str(tmp_path / "tasks")]) == 2
+    (written,) = tmp_path.glob("results*.json")
+    found = json.loads(written.read_text(encoding="utf-8"))
+    assert found["results"]["tiny"]["acc,none"] == right / len(QUESTIONS)
+    assert evaluate.main(["--load", str(folder), "--tasks", "tinny"]) != 0
