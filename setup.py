@@ -35,7 +35,7 @@ setup(
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     packages=find_packages(include=["megatron_async", "megatron_async.*"]),
-    package_data={"megatron_async.planning.devices": ["*.toml"]},
+    package_data={"megatron_async": ["config/contract/*.toml", "planning/devices/*.toml"]},
     python_requires=">=3.12",
     entry_points={"console_scripts": ["megatron-async = megatron_async.cli.main:main"]},
     install_requires=[

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from megatron_async.config.contract import inert, refused, shown
-from megatron_async.config.contract.row import CONDITIONS, Row
+from megatron_async.config.contract.row import CONDITIONS, Row, read
 
-ROWS: tuple[Row, ...] = (*shown.ROWS, *refused.ROWS, *inert.ROWS)
+ROWS = read()
 
 
 def rows_of(flag: str) -> list[tuple[Row, str | None]]:

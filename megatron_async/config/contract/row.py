@@ -2,14 +2,17 @@
 """A row of the contract: options that share a status and its reason."""
 
 import argparse
-import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from megatron_async.schedules.arguments import is_delayed
 
 Status = Literal["as in Megatron", "refused", "inert here"]
+STATUSES: dict[str, Status] = {"as-in-megatron": "as in Megatron", "refused": "refused", "inert": "inert here"}
+"""By their keys in options.toml."""
 
 CONDITIONS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "": lambda args: True,
@@ -53,22 +56,12 @@ class Row:
         return f"{self.status}{condition}: {self.reason}.{more}"
 
 
-_ROW = re.compile(r"^((?:[^ #\n].*\n)+)((?: +.*\n)+)", re.MULTILINE)
-
-
-def table(status: Status, text: str) -> tuple[Row, ...]:
-    """The rows of a table: the reason in unindented lines, then the options in indented ones. "#" begins a heading.
-
-    A reason may begin with a condition and a colon; that of options as in Megatron begins with the test. After the
-    reason of a refusal stands, in sentences of its own, what to do; by default the option is to be left out.
-    """
-    rows = []
-    for words, options in _ROW.findall(text):
-        first, _, rest = (reason := " ".join(words.split())).partition(": ")
-        by, when = (first, "") if status == "as in Megatron" else ("", first if first in CONDITIONS else "")
-        reason, instead = rest if by or when else reason, ""
-        if status == "refused":
-            reason, _, instead = reason.removesuffix(".").partition(". ")
-            instead = f"{instead or 'Leave it out'}."
-        rows.append(Row(status, tuple(options.split()), reason, instead, by, when))
-    return tuple(rows)
+def read() -> tuple[Row, ...]:
+    """The rows of options.toml."""
+    content = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+    defaults = {"refused": {"instead": "Leave it out."}}
+    return tuple(
+        Row(status, **defaults.get(key, {}) | row | {"options": tuple(row["options"].split())})
+        for key, status in STATUSES.items()
+        for row in content[key]
+    )
