@@ -53,6 +53,16 @@ def head_factors(maxima: Tensor, rule: ClipRule) -> tuple[Tensor, Tensor]:
     return (eta / keys.unsqueeze(-1)).clamp(max=1.0), keys
 
 
+def _rows(*blocks: tuple[Tensor, int]) -> Tensor:
+    """Factors of rows, [layers, rows], from blocks of rows that repeat with the groups.
+
+    Args:
+        blocks: factors of the equal parts of a block, [layers, groups, parts], and the rows of the block.
+    """
+    spread = [factors.repeat_interleave(rows // factors.size(-1), dim=-1) for factors, rows in blocks]
+    return torch.cat(spread, dim=-1).flatten(1)
+
+
 def row_factors(maxima: Tensor, groups: int, rows: Sequence[int], rule: ClipRule) -> Tensor:
     """One factor for each row of fused projections.
 
@@ -66,10 +76,9 @@ def row_factors(maxima: Tensor, groups: int, rows: Sequence[int], rule: ClipRule
         [layers, groups * sum(rows)].
     """
     queries, keys = head_factors(maxima.unflatten(1, (groups, -1)), rule)
-    of_heads = queries.repeat_interleave(rows[0] // queries.size(-1), dim=-1)
-    gates = [maxima.new_ones(*keys.shape, size) for size in rows[1:-2]]
-    values = maxima.new_ones(*keys.shape, rows[-1])
-    return torch.cat([of_heads, *gates, keys.unsqueeze(-1).expand(-1, -1, rows[-2]), values], dim=-1).flatten(1)
+    ones = torch.ones_like(keys := keys.unsqueeze(-1))
+    gates = [(ones, size) for size in rows[1:-2]]
+    return _rows((queries, rows[0]), *gates, (keys, rows[-2]), (ones, rows[-1]))
 
 
 def latent_row_factors(maxima: Tensor, sizes: tuple[int, int, int], rule: ClipRule) -> tuple[Tensor, Tensor]:
@@ -85,12 +94,8 @@ def latent_row_factors(maxima: Tensor, sizes: tuple[int, int, int], rule: ClipRu
     """
     plain, rotary, value = sizes
     queries, keys = head_factors(maxima.unsqueeze(-1), rule)
-    keys = keys.unsqueeze(-1)
-
-    def rows(*parts: tuple[Tensor, int]) -> Tensor:
-        return torch.cat([factors.expand(-1, -1, size) for factors, size in parts], dim=-1).flatten(1)
-
-    return rows((queries, plain), (queries * keys, rotary)), rows((keys, plain), (torch.ones_like(keys), value))
+    ones = torch.ones_like(keys := keys.unsqueeze(-1))
+    return _rows((queries, plain), (queries * keys, rotary)), _rows((keys, plain), (ones, value))
 
 
 def _row_factors(attention: Any, maxima: Tensor, rule: ClipRule) -> dict[str, Tensor]:

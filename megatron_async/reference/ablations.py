@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from megatron_async.optim.algorithms.mars import adamw_step
 from megatron_async.optim.step import Piece, StepContext
 
 
@@ -40,9 +41,7 @@ class DelayedFirstMomentStep:
         groups = {param: group for group in optimizer.param_groups for param in group["params"]}
         for param, weights, square in before:
             group, state, fresh = groups[param], optimizer.state[param], self.fresh[param]
-            (beta1, beta2), step = group["betas"], float(state["step"])
+            beta2 = group["betas"][1]
             state["exp_avg_sq"].copy_(square.mul_(beta2).addcmul_(fresh, fresh, value=1 - beta2))
-            root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-            weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
+            adamw_step(weights, state, group, group["betas"], float(state["step"]))
             param.detach().copy_(weights)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megatron_async.optim.algorithms.batches import Batch
 from megatron_async.optim.algorithms.muon import NewtonSchulzHyperparameters
-from megatron_async.optim.algorithms.second_moment import SecondMomentMuon
+from megatron_async.optim.algorithms.normuon import NorMuon
 from megatron_async.optim.hyperparameters import DECAY, FLAG, epsilon, hyperparameter
 from megatron_async.optim.layout import Layout
 from megatron_async.optim.registry import OptimizerSpec, register
@@ -39,8 +39,8 @@ class AdaMuonHyperparameters(NewtonSchulzHyperparameters):
     eps: float = epsilon("arXiv 2507.11005")
 
 
-class AdaMuon(SecondMomentMuon):
-    """AdaMuon, for matrices as `Muon`. The momentum of its paper is a sum, which has the same sign."""
+class AdaMuon(NorMuon):
+    """NorMuon with a second moment of each element. The momentum of the paper is a sum, which has the same sign."""
 
     HYPERPARAMETERS = AdaMuonHyperparameters
     STATE: ClassVar[State] = {"momentum_buffer": "element", "moment2_buffer": "element"}

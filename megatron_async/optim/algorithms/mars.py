@@ -13,6 +13,7 @@ Learning rate: near AdamW's (the paper, E); 6e-3, 3e-3, 2e-3 for GPT-2 S, M, L i
 Links: https://arxiv.org/abs/2411.10438, https://github.com/AGI-Arena/MARS
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +48,15 @@ def clip_to_unit_norm(x: Tensor, squared_norm: Tensor) -> Tensor:
     return x.div_(squared_norm.sqrt().clamp_min(1.0))
 
 
+def adamw_step(
+    param: Tensor, state: Mapping[str, Tensor], group: Group, betas: tuple[float, float], step: float
+) -> None:
+    """Move a parameter by AdamW's rule, given its moments after so many steps: the last formula of the module."""
+    root = (state["exp_avg_sq"] / (1 - betas[1] ** step)).sqrt_().add_(group["eps"])
+    param.mul_(1 - group["lr"] * group["weight_decay"])
+    param.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - betas[0] ** step))
+
+
 class Mars(StepwiseOptimizer):
     """MARS-AdamW, for parameters of any shape."""
 
@@ -64,9 +74,7 @@ class Mars(StepwiseOptimizer):
                 grad = clip_to_unit_norm(corrected, layout_of(param).total(corrected.square().sum()))
             state["exp_avg"].lerp_(grad, 1 - beta1)
             state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-            param.mul_(1 - group["lr"] * group["weight_decay"])
-            param.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
+            adamw_step(param, state, group, (beta1, beta2), step)
 
 
 register(OptimizerSpec("mars", Mars, MarsHyperparameters, Mars.STATE, __doc__, scope="tensor"))

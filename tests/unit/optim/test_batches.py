@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from megatron_async.optim.algorithms import batches as batches_module
 from megatron_async.optim.algorithms.batches import batches
 from megatron_async.optim.algorithms.muon import SAME_BITS, orthogonalize, update_scale
-from megatron_async.optim.algorithms.second_moment import align_rms
+from megatron_async.optim.algorithms.normuon import align_rms
 from megatron_async.optim.layout import LAYOUT, Layout
 from megatron_async.optim.registry import find
 

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from megatron_async.optim.algorithms import AdaMuon, MarsM, Muon, NorMuon
 from megatron_async.optim.algorithms.muon import orthogonalize, rescale, update_scale
-from megatron_async.optim.algorithms.second_moment import align_rms
+from megatron_async.optim.algorithms.normuon import align_rms
 
 SHAPES = [(8, 8), (64, 32), (32, 64), (256, 64)]
 MATRIX_OPTIMIZERS = [Muon, NorMuon, AdaMuon, MarsM]
