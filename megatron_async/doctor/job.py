@@ -2,20 +2,18 @@
 """All hosts of a job that a launcher has started: their clocks, their versions, and the findings of each."""
 
 import socket
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from megatron_async.doctor.finding import Finding, unless
 from megatron_async.mcore import TESTED
 from megatron_async.platform.packages import OPTIONAL
 
-_ROUNDS = 5
 _ALLOWED_SKEW = 0.5
 """Seconds. Logs of the hosts, and the ages in the table of last actions, are compared by their clocks."""
 _ALIKE = ("python", "torch", *(package for package, *_ in TESTED), *(package.name for package in OPTIONAL))
@@ -43,52 +41,29 @@ def gather(own: Sequence[Finding]) -> list[Host]:
     """All hosts, the first rank's first, on every rank. Collective: makes and destroys a gloo group."""
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     try:
-        offset, uncertainty = _offset_from_first()
-        answers: list[Host | None] = [None] * dist.get_world_size()
-        own_host = Host(socket.gethostname(), tuple(own), (dist.get_rank(),), offset, uncertainty)
-        dist.all_gather_object(answers, own_host)
+        dist.barrier()  # so that the next one is short
+        entered = time.time()
+        dist.barrier()
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, (socket.gethostname(), tuple(own), entered, time.time()))
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    hosts: dict[str, list[Host]] = {}
-    for answer in answers:
-        assert answer is not None
-        hosts.setdefault(answer.name, []).append(answer)
-    return [
-        Host(name, parts[0].findings, tuple(part.ranks[0] for part in parts), parts[0].offset, parts[0].uncertainty)
-        for name, parts in hosts.items()
-    ]
+    ranks: dict[str, list[int]] = {}
+    for rank, (name, *_) in enumerate(answers):
+        ranks.setdefault(name, []).append(rank)
+    return [_host(tuple(there), answers[there[0]], answers[0]) for there in ranks.values()]
 
 
-def _offset_from_first() -> tuple[float, float]:
-    """Seconds by which this rank's clock is ahead of rank 0's, and the uncertainty: half of the shortest round trip.
+def _host(ranks: tuple[int, ...], answer: Any, first: Any) -> Host:
+    """A host by the answer of its first rank and that of rank 0.
 
-    Rank 0 answers one rank after another with its time, which is taken as that of the middle of the round trip.
+    At one moment every rank was inside the barrier, between the two times of its clock.
     """
-    rank, shortest, offset = dist.get_rank(), float("inf"), 0.0
-    if rank == 0:
-        for other in range(1, dist.get_world_size()):
-            for _ in range(_ROUNDS):
-                dist.recv(torch.empty(1), src=other)
-                dist.send(_packed(time.time()), dst=other)
-        return 0.0, 0.0
-    answer = _packed(0.0)
-    for _ in range(_ROUNDS):
-        asked = time.time()
-        dist.send(torch.empty(1), dst=0)
-        dist.recv(answer, src=0)
-        answered = time.time()
-        if answered - asked < shortest:
-            shortest, offset = answered - asked, (asked + answered) / 2 - _unpacked(answer)
-    return offset, shortest / 2
-
-
-def _packed(seconds: float) -> torch.Tensor:
-    return torch.frombuffer(bytearray(struct.pack("d", seconds)), dtype=torch.uint8)
-
-
-def _unpacked(values: torch.Tensor) -> float:
-    return float(struct.unpack("d", values.numpy().tobytes())[0])
+    name, found, entered, left = answer
+    *_, first_entered, first_left = first
+    offset = ((entered - first_entered) + (left - first_left)) / 2
+    return Host(name, found, ranks, offset, (left - entered + first_left - first_entered) / 2)
 
 
 def findings(hosts: Sequence[Host]) -> Iterator[Finding]:

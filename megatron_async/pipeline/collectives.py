@@ -24,7 +24,7 @@ from megatron_async.pipeline.decision import Decision, UpdateRule, decide
 from megatron_async.pipeline.gradients import FlatGradients
 from megatron_async.pipeline.reduction import Steps
 from megatron_async.platform.groups import GroupKey, make_groups
-from megatron_async.platform.host import HostValues, ReducedValues, to_device
+from megatron_async.platform.host import HostValues, Reduced, to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class UpdateCollectives:
         for buckets, group in zip(gathering, own[len(self._groups) + 1 :], strict=True):
             buckets.intra_distributed_optimizer_instance_group = group
         self._sums: dict[int, Sums] = {}
-        self._late: dict[int, ReducedValues] = {}
+        self._late: dict[int, Reduced[list[float]]] = {}
 
     def take(self, batch: int) -> Sums:
         """The sums of `batch`, once; its steps are at their end."""
@@ -110,7 +110,7 @@ class UpdateCollectives:
             own[0] = tokens
         parts, late = [*zip(self._norm_groups, squares, strict=True)], None
         if lag := self._rule.lag:
-            self._late[batch] = ReducedValues(own, dist.all_reduce(own, group=self._everyone, async_op=True))
+            self._late[batch] = Reduced(own, self._everyone, list)
         else:
             parts.append((self._everyone, own))
         works, sums = _sum(parts)

@@ -38,39 +38,8 @@ class HostValues:
         return self._values.tolist()
 
 
-class ReducedValues:
-    """Values on their way through a collective operation, then to the host; nothing waits for them before `read`.
-
-    Args:
-        values: a 1-D tensor, complete when `work` is.
-        work: the operation; None where there was none to start.
-    """
-
-    def __init__(self, values: torch.Tensor, work: dist.Work | None) -> None:
-        self._values, self._work = values, work
-        self._host: HostValues | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether `read` would not wait."""
-        if self._host is None and self._work is not None and not self._work.is_completed():
-            return False
-        return self.fetch().ready
-
-    def read(self) -> list[float]:
-        return self.fetch().read()
-
-    def fetch(self) -> HostValues:
-        """Start the copy to the host. The current stream waits for the operation; on CPUs the host does."""
-        if self._host is None:
-            if self._work is not None:
-                self._work.wait()
-            self._host = HostValues(self._values)
-        return self._host
-
-
 class Reduced[Shown]:
-    """Values that are reduced over ranks in the background.
+    """Values that are reduced over ranks in the background; nothing waits for them before `read`.
 
     Args:
         values: 1-D tensor, reduced in place.
@@ -86,17 +55,28 @@ class Reduced[Shown]:
         show: Callable[[list[float]], Shown],
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> None:
-        work = dist.all_reduce(values, op=op, group=group, async_op=True) if group is not None else None
-        self._values, self._show = ReducedValues(values, work), show
+        self._work = dist.all_reduce(values, op=op, group=group, async_op=True) if group is not None else None
+        self._values, self._show = values, show
+        self._host: HostValues | None = None
 
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
-        return self._values.ready
+        if self._host is None and self._work is not None and not self._work.is_completed():
+            return False
+        return self.fetch().ready
 
     def read(self) -> Shown:
         """What the values show. May wait."""
-        return self._show(self._values.read())
+        return self._show(self.fetch().read())
+
+    def fetch(self) -> HostValues:
+        """Start the copy to the host. The current stream waits for the reduction; on CPUs the host does."""
+        if self._host is None:
+            if self._work is not None:
+                self._work.wait()
+            self._host = HostValues(self._values)
+        return self._host
 
 
 class Pace:

@@ -259,7 +259,7 @@ def _simulated() -> Iterator[None]:
             {
                 "isend": lambda tensor, dst, group: start(group),
                 "irecv": lambda tensor, src, group: start(group),
-                "all_reduce": lambda tensor, group, async_op: start(group),
+                "all_reduce": lambda tensor, group, async_op, op=None: start(group),
                 "get_rank": lambda: rank_here().number,
                 "get_process_group_ranks": lambda group: (0,),
             },
