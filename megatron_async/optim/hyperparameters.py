@@ -42,6 +42,7 @@ NON_NEGATIVE = Rule("[0, inf)", lambda value: _is_number(value) and 0 <= value <
 POSITIVE = Rule("(0, inf)", lambda value: _is_number(value) and 0 < value < math.inf)
 DECAY = Rule("[0, 1)", lambda value: _is_number(value) and 0 <= value < 1)
 """The rate of a moving average: the weight of its past."""
+OPTIONAL_POSITIVE = Rule("(0, inf)", lambda value: value is None or value in POSITIVE)
 COUNT = Rule("integers >= 1", lambda value: _is_number(value, int) and value >= 1)
 
 
@@ -67,7 +68,7 @@ def hyperparameter(default: Any, rule: Rule, help: str, source: str, *, in_group
     """A field of a `Hyperparameters` class.
 
     Args:
-        default: its value where none is given; None is allowed only where it is the default.
+        default: its value where none is given.
         rule: the allowed values.
         help: its meaning, in a few words.
         source: where the default comes from. "The paper" is arXiv 2606.30634.
@@ -104,7 +105,7 @@ class Hyperparameters:
         problems = [
             f"{own.name} = {value!r}, allowed: {own.metadata['rule']}"
             for own in fields(self)
-            if (value := getattr(self, own.name)) not in own.metadata["rule"] and (value, own.default) != (None, None)
+            if (value := getattr(self, own.name)) not in own.metadata["rule"]
         ]
         if problems:
             raise ValueError(f"{type(self).__name__.removesuffix('Hyperparameters')}: " + "; ".join(problems))
@@ -115,13 +116,6 @@ class Hyperparameters:
     def flops(self, rows: int, columns: int) -> float:
         """Of the products of matrices in a step on one (rows, columns) matrix; 0 for steps on elements."""
         return 0.0
-
-    @classmethod
-    def rule(cls, name: str) -> Rule:
-        """The allowed values of a field."""
-        (rule,) = (own.metadata["rule"] for own in fields(cls) if own.name == name)
-        assert isinstance(rule, Rule)
-        return rule
 
     def group_values(self) -> dict[str, Any]:
         """Those that belong to the parameter groups."""

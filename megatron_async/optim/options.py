@@ -100,6 +100,16 @@ def assignment(args: argparse.Namespace) -> Assignment:
     return Assignment(args.optimizer, args.muon_scalar_optimizer, overrides)
 
 
+def splits(args: argparse.Namespace, scope: str = "matrix") -> dict[str, bool]:
+    """How optimizers of a scope divide weights into matrices: keyword arguments of `param_groups.layouts`."""
+    matrix = scope == "matrix"
+    return {
+        "split_fused": matrix and args.muon_split_qkv,
+        "split_gate_up": matrix and args.muon_split_gate_up,
+        "gather": not matrix or args.muon_tp_mode == "duplicated",
+    }
+
+
 def hyperparameters(args: argparse.Namespace, optimizer: str) -> dict[str, Any]:
     """Hyper-parameters of an optimizer in a run."""
     values: dict[str, Any] = {"lr": args.lr, "weight_decay": args.weight_decay}

@@ -6,6 +6,7 @@
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,8 +62,7 @@ class OptimizerSpec:
     def state_per_element(self) -> str:
         """Size of the state for each element of a (rows, columns) matrix, such as "1 + 1/columns"."""
         ratios = {"row": "1/columns", "left": "rows/columns", "right": "columns/rows"}
-        terms = [ratios.get(extent, "1") for extent in self.state.values()]
-        counts = {term: terms.count(term) for term in terms}
+        counts = Counter(ratios.get(extent, "1") for extent in self.state.values())
         return " + ".join(
             str(count) if term == "1" else term if count == 1 else f"{count} {term}" for term, count in counts.items()
         )

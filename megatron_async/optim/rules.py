@@ -87,9 +87,9 @@ def _of_others(used: list[str], given: frozenset[str]) -> Iterator[str]:
 def _out_of_range(args: argparse.Namespace, used: list[str]) -> Iterator[str]:
     for option in (option for name in used for option in options_of(name)):
         value = getattr(args, option.destination)
-        if value not in option.rule and (value, option.default) != (None, None):
+        if value not in option.rule:
             yield f"{option.flag} {value}: allowed: {option.rule}."
-    rule = registry.find(args.optimizer).hyperparameters.rule("weight_decay")
+    rule = registry.find(args.optimizer).hyperparameters.__dataclass_fields__["weight_decay"].metadata["rule"]
     if args.weight_decay not in rule:
         yield f"--weight-decay {args.weight_decay}: allowed: {rule}."
 
@@ -120,15 +120,14 @@ def qk_clip_problems(args: argparse.Namespace, given: frozenset[str]) -> Iterato
     if not watches_logits(args):
         return
     flag = "--qk-clip" if args.qk_clip else "--log-max-attention-logit"
-    local, sixteen_bits = args.transformer_impl == "local", args.bf16 or args.fp16
-    unsupported = {
-        "--transformer-impl local in 16 bits with the fused softmax, which hides the logits; add "
-        "--no-masked-softmax-fusion": local and args.masked_softmax_fusion and sixteen_bits,
-        "linear attention in every layer: there are no logits; leave it out": _has_no_softmax(args),
-    }
-    for reason, broken in unsupported.items():
-        if broken:
-            yield f"not supported with {flag}: {reason}."
+    if args.transformer_impl == "local" and args.masked_softmax_fusion and (args.bf16 or args.fp16):
+        yield (
+            f"not supported with {flag}: --transformer-impl local in 16 bits with the fused softmax, which hides the "
+            "logits; add --no-masked-softmax-fusion."
+        )
+    pattern = args.linear_attention_freq  # a number stands for one softmax attention in so many layers
+    if args.experimental_attention_variant is not None and isinstance(pattern, list) and all(pattern):
+        yield f"not supported with {flag}: linear attention in every layer: there are no logits; leave it out."
 
 
 def _clip(args: argparse.Namespace) -> Iterator[str]:
@@ -150,8 +149,3 @@ def _clip(args: argparse.Namespace) -> Iterator[str]:
             "groups: ranks would clip parts of one head's keys by different factors. Use a tensor-parallel size that "
             "divides the number of groups."
         )
-
-
-def _has_no_softmax(args: argparse.Namespace) -> bool:
-    pattern = args.linear_attention_freq  # a number stands for one softmax attention in so many layers
-    return args.experimental_attention_variant is not None and isinstance(pattern, list) and all(pattern)

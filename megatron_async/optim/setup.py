@@ -34,17 +34,9 @@ def optimizers(args: argparse.Namespace) -> Optimizers:
 
 def _set_layouts(args: argparse.Namespace, chunks: Sequence[torch.nn.Module], chosen: Assignment) -> None:
     for optimizer in chosen.used():
-        scope = registry.find(optimizer).scope
-        if scope == "element":
-            continue
-        split = {
-            "split_fused": scope == "matrix" and args.muon_split_qkv,
-            "split_gate_up": scope == "matrix" and args.muon_split_gate_up,
-        }
-        gather = scope == "tensor" or args.muon_tp_mode == "duplicated"
-        for chunk in chunks:
-            config, roles = get_model_config(chunk), chosen.roles_of(optimizer)
-            found = layouts(chunk, config, tensor_shards, roles, **split, gather=gather)
+        scope, roles = registry.find(optimizer).scope, chosen.roles_of(optimizer)
+        for chunk in chunks if scope != "element" else ():
+            found = layouts(chunk, get_model_config(chunk), tensor_shards, roles, **options.splits(args, scope))
             for name, param, layout in found:
                 layout.check(name, tuple(param.shape))
                 setattr(param, LAYOUT, layout)

@@ -19,6 +19,7 @@ from megatron_async.mcore.model import build_model, layers_by_chunk, on_meta_dev
 from megatron_async.mcore.parallel import pretend_rank, tensor_shards
 from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
+from megatron_async.optim import options
 from megatron_async.optim.layout import Layout
 from megatron_async.optim.param_groups import KINDS, MATRIX_ROLES, classify, layouts
 
@@ -158,9 +159,7 @@ def blocks(args: argparse.Namespace) -> list[Block]:
 
 def _layouts(args: argparse.Namespace, model: torch.nn.Module) -> dict[torch.nn.Parameter, Layout]:
     """The matrices in each parameter for a matrix optimizer of this run."""
-    gather = args.muon_tp_mode == "duplicated"
-    split = {"split_fused": args.muon_split_qkv, "split_gate_up": args.muon_split_gate_up}
-    found = layouts(model, get_model_config(model), tensor_shards, MATRIX_ROLES, **split, gather=gather)
+    found = layouts(model, get_model_config(model), tensor_shards, MATRIX_ROLES, **options.splits(args))
     return {param: layout for _, param, layout in found}
 
 

@@ -19,7 +19,15 @@ from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
 
 from megatron_async.optim.algorithms.batches import Batch, batches
-from megatron_async.optim.hyperparameters import COUNT, DECAY, FLAG, POSITIVE, Hyperparameters, hyperparameter, literal
+from megatron_async.optim.hyperparameters import (
+    COUNT,
+    DECAY,
+    FLAG,
+    OPTIONAL_POSITIVE,
+    Hyperparameters,
+    hyperparameter,
+    literal,
+)
 from megatron_async.optim.layout import LAYOUT
 from megatron_async.optim.registry import OptimizerSpec, register
 from megatron_async.optim.state import Group, State, StepwiseOptimizer
@@ -83,7 +91,11 @@ class MuonHyperparameters(ScaledHyperparameters):
         False, FLAG, "Nesterov momentum", "the paper, algorithm 2; almost no effect for Muon (A.1)", in_group=False
     )
     extra_scale_factor: float | None = hyperparameter(
-        None, POSITIVE, "takes the place of 0.2 in the spectral scale, of 1 in the others", "none", in_group=False
+        None,
+        OPTIONAL_POSITIVE,
+        "takes the place of 0.2 in the spectral scale, of 1 in the others",
+        "none",
+        in_group=False,
     )
 
 
@@ -139,10 +151,7 @@ class Muon(StepwiseOptimizer):
     Args:
         params: fp32 parameters of shape (outputs, inputs), or stacks of them. A weight that fuses several matrices, is
             stacked, or is a tensor-parallel shard needs a `Layout` as its attribute `LAYOUT`.
-        values: hyper-parameters, see the class in `HYPERPARAMETERS`.
-
-    Raises:
-        ValueError: naming each hyper-parameter outside its range.
+        values: hyper-parameters, as of the base.
     """
 
     HYPERPARAMETERS: ClassVar[type[NewtonSchulzHyperparameters]] = MuonHyperparameters

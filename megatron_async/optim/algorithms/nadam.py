@@ -38,11 +38,7 @@ class NAdamHyperparameters(Hyperparameters):
 
 
 class NAdam(EagerState, torch.optim.NAdam):
-    """torch's NAdam, for fp32 parameters of any shape.
-
-    Raises:
-        ValueError: naming each hyper-parameter outside its range.
-    """
+    """torch's NAdam, for fp32 parameters of any shape."""
 
     HYPERPARAMETERS = NAdamHyperparameters
     STATE: ClassVar[State] = {"exp_avg": "element", "exp_avg_sq": "element"}
