@@ -18,14 +18,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from megatron_async import platform
 from megatron_async.cli import make_parser, refuse
-from megatron_async.config.command_line import value_of, without_option
+from megatron_async.config.command_line import value_of, without
 from megatron_async.planning import devices, split
 from megatron_async.planning.timing import CAUSES
 from megatron_async.platform import gpu
@@ -52,26 +52,15 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, run = argv[:cut], argv[cut + 1 :]
     parser = make_parser("plan", __doc__)
-    parser.add_argument(
-        "--devices", type=int, nargs="+", metavar="N", help="devices of a job; several plan several jobs"
-    )
-    parser.add_argument(
-        "--schedules", nargs="+", choices=_SCHEDULES, help="schedules (default: all that fit the model)"
-    )
-    parser.add_argument(
-        "--plan-device",
-        metavar="DEVICE",
-        default=devices.DEFAULT,
-        help=f"{', '.join(devices.NAMES)} or a file (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tensor", type=int, nargs="+", metavar="N", default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)"
-    )
-    parser.add_argument(
-        "--largest-pipeline", type=int, metavar="P", default=16, help="most stages to try (default: %(default)s)"
-    )
-    parser.add_argument("--rows", type=int, metavar="N", default=20, help="rows of the table (default: %(default)s)")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
+    sizes: dict[str, Any] = {"type": int, "nargs": "+", "metavar": "N"}
+    add, known = parser.add_argument, f"{', '.join(devices.NAMES)} or a file (default: %(default)s)"
+    add("--devices", **sizes, help="devices of a job; several plan several jobs")
+    add("--schedules", nargs="+", choices=_SCHEDULES, help="schedules (default: all that fit the model)")
+    add("--plan-device", metavar="DEVICE", default=devices.DEFAULT, help=known)
+    add("--tensor", **sizes, default=[1, 2, 4, 8], help="sizes to try (default: 1 2 4 8)")
+    add("--largest-pipeline", type=int, metavar="P", default=16, help="most stages to try (default: %(default)s)")
+    add("--rows", type=int, metavar="N", default=20, help="rows of the table (default: %(default)s)")
+    add("--measure", type=Path, metavar="FILE", help="measure this machine's device and write its file")
     options = parser.parse_args(own)
     flags = {f"--{name.replace('_', '-')}" for name in _LAYOUT} & {word.partition("=")[0] for word in run}
     problems = [f"{flag} belongs to the layout, which is searched: leave it out" for flag in sorted(flags)]
@@ -84,7 +73,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         problems.append("give --devices and, after --, the run: --devices 8 -- --model smollm2-135m --bf16")
     try:
         options.device = devices.find(options.plan_device)
-        problems += _partial_nodes(options.devices or [], options.device.devices_per_node)
+        node = options.device.devices_per_node
+        problems += [
+            f"--devices {number}: {node} devices make a node of --plan-device; give at most {node}, or a multiple"
+            for number in options.devices or []
+            if number > node and number % node
+        ]
     except ValueError as error:
         problems.append(f"--plan-device {error}")
     if problems:
@@ -92,39 +86,16 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, run
 
 
-def _partial_nodes(numbers: Sequence[int], per_node: int) -> list[str]:
-    return [
-        f"--devices {number}: {per_node} devices make a node of --plan-device; give at most {per_node}, or a multiple"
-        for number in numbers
-        if number > per_node and number % per_node
-    ]
-
-
 def _table(outcomes: "Sequence[Outcome]", tokens: int) -> Table:
     made = Table(title="fastest first; idle: share of the time of all devices, by cause")
-    headings = (
-        "devices",
-        "schedule",
-        "PP x TP x EP x DP",
-        "micro-batch",
-        "recompute",
-        "GiB",
-        "s/batch",
-        "tokens/s",
-        "idle",
-    )
-    for heading in (*headings, *CAUSES, "split"):
+    layouts = ("devices", "schedule", "PP x TP x EP x DP", "micro-batch", "recompute")
+    for heading in (*layouts, "GiB", "s/batch", "tokens/s", "idle", *CAUSES, "split"):
         made.add_column(heading, justify="left" if heading in ("schedule", "split") else "right", no_wrap=True)
     for own in outcomes:
         layout, time = own.layout, own.time
+        recompute = "full" if layout.recompute else ""
         made.add_row(
-            *(
-                str(own.devices),
-                layout.schedule,
-                layout.sizes,
-                str(layout.micro_batch),
-                "full" if layout.recompute else "",
-            ),
+            *(str(own.devices), layout.schedule, layout.sizes, str(layout.micro_batch), recompute),
             *(f"{own.bytes / 2**30:.1f}", f"{time.seconds:.3g}", f"{tokens / time.seconds:,.0f}", f"{time.bubble:.1%}"),
             *(f"{time.idle[cause] / time.seconds:.1%}" for cause in CAUSES),
             own.split[1] if layout.pipeline > 1 else "",
@@ -138,19 +109,10 @@ def _command(outcome: "Outcome", run: Sequence[str], per_node: int) -> list[str]
     left_out = [word for word in words if word.startswith("--")]
     if not SCHEDULES[outcome.layout.schedule].delayed:
         left_out += ["--staleness-correction", *_OF_DELAYED]
-    kept = _without(run, left_out)
+    kept = without(run, left_out)
     nodes = max(1, outcome.devices // per_node)
     launch = ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(outcome.devices // nodes)]
     return [*launch, "-m", "megatron_async.pretrain", *kept, *words]
-
-
-def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Words without options and their values."""
-    kept = list(words)
-    for flag in flags:
-        while (shorter := without_option(kept, flag)) is not None:
-            kept = shorter
-    return kept
 
 
 def _problems(command: Sequence[str], devices_of_job: int) -> tuple[str, ...]:
@@ -164,15 +126,6 @@ def _problems(command: Sequence[str], devices_of_job: int) -> tuple[str, ...]:
     except arguments.ArgumentProblems as wrong:
         return wrong.problems
     return ()
-
-
-def _comparison(outcomes: "Sequence[Outcome]") -> str:
-    """How the best layouts of the schedules compare."""
-    fastest = outcomes[0].time.seconds
-    return ", ".join(
-        f"{own.layout.schedule} {own.time.seconds:.4g} s (+{own.time.seconds / fastest - 1:.1%})"
-        for own in _first_of_each(outcomes)
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -197,7 +150,7 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
     os.environ["WORLD_SIZE"] = "1"
     alone = ["--pipeline-schedule", "1f1b", "--staleness-correction", "none", "--plan-device", options.plan_device]
     try:
-        base = arguments.parse([*_without(run, _OF_DELAYED), *alone, "--dry-run"])
+        base = arguments.parse([*without(run, _OF_DELAYED), *alone, "--dry-run"])
     except arguments.ArgumentProblems as wrong:
         return refuse("plan", "nothing was planned", wrong.problems)
     base.staleness_correction = value_of(run, "--staleness-correction") or "none"
@@ -234,7 +187,11 @@ def _search(options: argparse.Namespace, run: list[str]) -> int:
         return 1
     console.print(_table(rows, base.global_batch_size * base.seq_length))
     if len(options.devices) == 1:
-        console.print(f"best of each schedule: {_comparison(found)}", soft_wrap=True)
+        compared = ", ".join(
+            f"{own.layout.schedule} {own.time.seconds:.4g} s (+{own.time.seconds / found[0].time.seconds - 1:.1%})"
+            for own in _first_of_each(found)
+        )
+        console.print(f"best of each schedule: {compared}", soft_wrap=True)
     for own in best:
         command = shlex.join(_command(own, run, device.devices_per_node))
         console.print(f"fastest on {own.devices} devices:\n{command}", soft_wrap=True, markup=False)

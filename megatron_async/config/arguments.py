@@ -9,7 +9,7 @@ from megatron_async import platform
 from megatron_async.checkpoint import rules as checkpoint_rules
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
-from megatron_async.config.command_line import value_of, without_option
+from megatron_async.config.command_line import value_of, without
 from megatron_async.config.contract import check
 from megatron_async.config.parser import actions_given, destinations, make_parser
 from megatron_async.launcher import is_first_rank
@@ -164,8 +164,8 @@ def _collect(parser: argparse.ArgumentParser, argv: Sequence[str], problems: lis
             break
         except argparse.ArgumentError as error:
             problems.append(str(error).removeprefix("argument "))
-            shorter = without_option(remaining, (error.argument_name or "").split("/")[-1])
-            if shorter is None:
+            shorter = without(remaining, (error.argument_name or "").split("/"))
+            if shorter == remaining:
                 raise ArgumentProblems(problems) from None
             remaining = shorter
     flags = [token for token in unknown if token.startswith("--")]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Reads single options of a command line without a parser. Imports nothing that takes time."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def value_of(argv: Sequence[str], flag: str) -> str | None:
@@ -15,12 +15,12 @@ def value_of(argv: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def without_option(argv: Sequence[str], flag: str) -> list[str] | None:
-    """`argv` without the first `flag` and its values; None where it is not given."""
-    for index, token in enumerate(argv):
-        if token == flag or token.startswith(flag + "="):
-            end = index + 1
-            while end < len(argv) and not argv[end].startswith("--"):
-                end += 1
-            return [*argv[:index], *argv[end:]]
-    return None
+def without(argv: Sequence[str], flags: Collection[str]) -> list[str]:
+    """`argv` without these options and their values."""
+    kept, left_out = [], False
+    for token in argv:
+        if token.startswith("--"):
+            left_out = token.partition("=")[0] in flags
+        if not left_out:
+            kept.append(token)
+    return kept

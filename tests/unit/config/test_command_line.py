@@ -3,7 +3,7 @@
 
 import pytest
 
-from megatron_async.config.command_line import value_of, without_option
+from megatron_async.config.command_line import value_of, without
 from megatron_async.config.parser import Parser, actions_given
 
 
@@ -32,5 +32,6 @@ def test_given_options_have_their_first_spelling_and_their_destination():
 
 @pytest.mark.parametrize("words", ["--a 1 --b 2 3 --c", "--a 1 --b=2 --c"])
 def test_an_option_is_left_out_with_its_values(words):
-    assert without_option(words.split(), "--b") in ("--a 1 --c".split(), "--a 1 3 --c".split())
-    assert without_option(words.split(), "--d") is None
+    assert without(words.split(), ["--b"]) == "--a 1 --c".split()
+    assert without([*words.split(), "--b", "4"], ["--b", "--a"]) == ["--c"]
+    assert without(words.split(), ["--d"]) == words.split()
