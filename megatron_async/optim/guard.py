@@ -6,7 +6,7 @@ the step in any case. Weights and state are copied before the step, piece by pie
 if the step does not apply.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,42 +22,27 @@ class Guard:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
-        self._optimizer = optimizer
-        self._params = [param for param in params if param.grad is not None]
-        self._weights = [param.detach().clone() for param in self._params]
-        self._state = [(param, name, value.clone()) for param, name, value in self._tensors()]
-        self._counters = list(self._host_counters())
+        self._weights: list[tuple[Tensor, Tensor]] = []
+        self._state: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._counters: list[tuple[dict[str, Any], str, Any]] = []  # numbers of steps, or tensors on the CPU
+        for param in params:
+            if param.grad is None:
+                continue
+            self._weights.append((param.detach(), param.detach().clone()))
+            state = optimizer.state[param]
+            for name, value in state.items():
+                on_device = isinstance(value, Tensor) and value.device == param.device
+                before = value.clone() if isinstance(value, Tensor) else value
+                (self._state if on_device else self._counters).append((state, name, before))
 
     def keep_if(self, applies: Tensor) -> None:
         """After the step: restore weights and state unless `applies`, a 0-dim bool tensor, is true."""
-        for param, before in zip(self._params, self._weights, strict=True):
-            _select(applies, param.detach(), before)
-        for param, name, before in self._state:
-            _select(applies, self._optimizer.state[param][name], before)
+        # Optimizers may have put other tensors in the place of their state.
+        for after, before in [*self._weights, *((state[name], before) for state, name, before in self._state)]:
+            torch.where(applies, after, before, out=after)
         self._weights, self._state = [], []
 
     def restore_counters(self) -> None:
-        """The step did not apply: restore what the host counts."""
-        for container, name, value in self._counters:
-            container[name] = value
-
-    def _tensors(self) -> Iterator[tuple[Tensor, str, Tensor]]:
-        """State on the device of its parameter. Optimizers may put other tensors in its place at a step."""
-        for param in self._params:
-            for name, value in self._optimizer.state[param].items():
-                if isinstance(value, Tensor) and value.device == param.device:
-                    yield param, name, value
-
-    def _host_counters(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Numbers of steps of each parameter, as numbers or tensors on the CPU."""
-        for param in self._params:
-            state = self._optimizer.state[param]
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.device != param.device:
-                    yield state, name, value.clone()
-                elif not isinstance(value, Tensor):
-                    yield state, name, value
-
-
-def _select(applies: Tensor, after: Tensor, before: Tensor) -> None:
-    torch.where(applies, after, before, out=after)
+        """The step did not apply: restore what the host counts for each parameter."""
+        for state, name, before in self._counters:
+            state[name] = before
