@@ -26,7 +26,7 @@ def _roots(sums: list[float]) -> dict[str, Any]:
 
 
 class UpdateStatistics:
-    """Measures the update of every `interval`-th batch; its three methods are parts of an optimizer step.
+    """Measures the update of every `interval`-th batch; `copy` and `at_end` are parts of an optimizer step.
 
     An update is the whole change of the master weights, correction included. The correction is the change after the
     optimizer's own step: k (u_b - u_(b-1)) for error feedback, k v for weight prediction, nothing for corrections of
@@ -46,22 +46,16 @@ class UpdateStatistics:
         self._index = {id(param): ROLES.index(role) for param, role in roles.items()}
         self._group, self._device = group, device
         self._sums: dict[int, Tensor] = {}
-        self._before: list[Tensor] = []
-        self._plain: list[Tensor] = []
+        self._copies: list[list[Tensor]] = []
 
     def measures(self, batch: int) -> bool:
         """Whether the update of a batch is measured."""
         return (batch + 1) % self._interval == 0
 
-    def at_start(self, piece: Piece, context: StepContext) -> None:
-        """Part of a step, before anything else."""
+    def copy(self, piece: Piece, context: StepContext) -> None:
+        """Part of a step: before anything else, and again after the optimizer's own step."""
         if self.measures(context.batch):
-            self._before = [param.detach().clone() for param in piece.params]
-
-    def after_step(self, piece: Piece, context: StepContext) -> None:
-        """Part of a step, after the optimizer's own."""
-        if self.measures(context.batch):
-            self._plain = [param.detach().clone() for param in piece.params]
+            self._copies.append([param.detach().clone() for param in piece.params])
 
     def at_end(self, piece: Piece, context: StepContext) -> None:
         """Part of a step, after the correction."""
@@ -69,17 +63,16 @@ class UpdateStatistics:
             return
         applies = 1.0 if context.applies is None else context.applies.float()
         sums = self._sums.setdefault(context.batch, self._zeros())
-        for param, before, plain in zip(piece.params, self._before, self._plain, strict=True):
+        for param, before, plain in zip(piece.params, *self._copies, strict=True):
             index = self._index[id(param)]
             sums[index] += applies * before.sub_(param.detach()).square().sum()
             sums[len(ROLES) + index] += applies * param.numel()
             sums[-1] += applies * plain.sub_(param.detach()).square().sum()
-        self._before, self._plain = [], []
+        self._copies.clear()
 
     def reduce(self, batch: int) -> Reduced[dict[str, Any]]:
         """Sum over all ranks what was measured of a batch, without waiting. Collective."""
-        sums = self._sums.pop(batch, None)
-        return Reduced(self._zeros() if sums is None else sums, self._group, _roots)
+        return Reduced(self._sums.pop(batch, self._zeros()), self._group, _roots)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(2 * len(ROLES) + 1, dtype=torch.float32, device=self._device)

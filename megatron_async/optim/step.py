@@ -106,12 +106,12 @@ def parts(
         zeros: counts zeros in the gradient.
     """
     wanted: list[Part | None] = [
-        statistics.at_start if statistics else None,
+        statistics.copy if statistics else None,
         zeros,
         clip,
         correction.before_step if correction else None,
         optimizer_step,
-        statistics.after_step if statistics else None,
+        statistics.copy if statistics else None,
         correction.after_step if correction else None,
         statistics.at_end if statistics else None,
         qk_clip,
