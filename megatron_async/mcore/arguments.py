@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from megatron.core.msc_utils import MultiStorageClientFeature
-from megatron.core.transformer.enums import LayerType
-from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.training.arguments import add_megatron_arguments, validate_args
 
 from megatron_async.mcore.patches import temporary
@@ -92,20 +90,3 @@ def objection_of(error: BaseException) -> str:
     line = re.sub(r"\bargs\.(\w+)", lambda name: f"--{name[1].replace('_', '-')}", line)
     what = "requires" if isinstance(error, AssertionError) else f"fails with {type(error).__name__} {error} at"
     return f"Megatron {what}: {line.removeprefix('assert ')}"
-
-
-def decoder_layers_of(layout: str) -> int:
-    """Number of decoder layers in a `--pipeline-model-parallel-layout`.
-
-    Raises:
-        AssertionError: a letter that Megatron does not know.
-    """
-    return sum(part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout))
-
-
-def stages_of(layout: str) -> int | None:
-    """Pipeline stages in a `--pipeline-model-parallel-layout`, virtual ones included; None with an unknown letter."""
-    try:
-        return len(PipelineParallelLayerLayout.parse_str_to_list(layout))
-    except AssertionError:
-        return None

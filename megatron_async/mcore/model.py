@@ -110,14 +110,22 @@ def layers_of_stage(config: Any, vp_stage: int | None = None, pp_rank: int | Non
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)))
 
 
+def layers_by_part(layout: str) -> list[int]:
+    """Number of decoder layers in each part of a `--pipeline-model-parallel-layout`.
+
+    Raises:
+        AssertionError: a letter that Megatron does not know.
+    """
+    return [part.count(LayerType.decoder) for part in PipelineParallelLayerLayout.parse_str_to_list(layout)]
+
+
 def layers_by_chunk(args: Any) -> list[list[list[int]]]:
     """Numbers, from 0, of the layers in every chunk of every stage; needs no process groups."""
     stages, chunks = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
     if args.hybrid_layer_pattern is not None:
         counts = [len(part) for part in args.hybrid_layer_pattern.split(Symbols.PIPE)]
     elif args.pipeline_model_parallel_layout is not None:
-        parts = PipelineParallelLayerLayout.parse_str_to_list(str(args.pipeline_model_parallel_layout))
-        counts = [part.count(LayerType.decoder) for part in parts]
+        counts = layers_by_part(str(args.pipeline_model_parallel_layout))
     else:
         config = gpt_config_from_args(args).transformer
         virtual = [None] if chunks is None else list(range(chunks))

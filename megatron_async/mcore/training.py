@@ -19,7 +19,7 @@ from megatron.training.global_vars import (
     get_wandb_writer,
     set_global_variables,
 )
-from megatron.training.models import GPTModelConfig, HybridModelConfig
+from megatron.training.models import GPTModelConfig
 from megatron.training.models.gpt import default_layer_spec
 from megatron.training.models.hybrid import HybridModelBuilder
 from megatron.training.training import num_floating_point_operations, update_train_iters

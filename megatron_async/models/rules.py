@@ -4,7 +4,8 @@
 import argparse
 from collections.abc import Iterator
 
-from megatron_async.mcore.arguments import decoder_layers_of, objection_of
+from megatron_async.mcore.arguments import objection_of
+from megatron_async.mcore.model import layers_by_part
 from megatron_async.models import gpt as language_model
 from megatron_async.models import hybrid, latent_attention
 from megatron_async.platform.packages import APEX, FLASH_LINEAR_ATTENTION, MAMBA_SSM, TRANSFORMER_ENGINE
@@ -105,7 +106,7 @@ def _layout(layout: str, layers: int) -> Iterator[str]:
                 "use fewer stages."
             )
     try:
-        count = decoder_layers_of(layout)
+        count = sum(layers_by_part(layout))
     except AssertionError as error:
         yield f"{option}: {error}"
         return

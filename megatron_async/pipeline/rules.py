@@ -5,9 +5,10 @@ import argparse
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
-from megatron_async.mcore.arguments import stages_of
 from megatron_async.mcore.batch_sizes import BatchSizes
+from megatron_async.mcore.model import layers_by_part
 from megatron_async.platform import gpu
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 
@@ -71,12 +72,13 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             "--pipeline-model-parallel-layout."
         )
     layout = args.pipeline_model_parallel_layout
-    if definition.delayed and layout is not None and (parts := stages_of(layout)) not in (None, chunks):
-        yield (
-            f"--pipeline-model-parallel-layout {layout} has {parts} parts. --pipeline-schedule {definition.name} needs "
-            f"{definition.chunks} for each of {stages} stages = {chunks}. Change the layout or "
-            "--pipeline-model-parallel-size."
-        )
+    with suppress(AssertionError):  # the rules of the model name an unknown letter
+        if definition.delayed and layout is not None and (parts := len(layers_by_part(layout))) != chunks:
+            yield (
+                f"--pipeline-model-parallel-layout {layout} has {parts} parts. --pipeline-schedule {definition.name} "
+                f"needs {definition.chunks} for each of {stages} stages = {chunks}. Change the layout or "
+                "--pipeline-model-parallel-size."
+            )
     pattern = args.hybrid_layer_pattern
     ends = [position for position, letter in enumerate(pattern or "") if letter == "|"]
     if pattern is not None and (chunks > stages or "|" in pattern) and (parts := pattern.count("|") + 1) != chunks:

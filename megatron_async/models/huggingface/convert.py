@@ -31,7 +31,6 @@ def export(
     vocabulary: int | None = None,
     tokenizer: Path | None = None,
     dtype: torch.dtype | None = None,
-    shard_bytes: int = folders.SHARD_BYTES,
 ) -> Architecture:
     """Write a Megatron checkpoint of any layout as a Hugging Face folder.
 
@@ -41,7 +40,6 @@ def export(
         vocabulary: true vocabulary size; None takes the tokenizer's, else the one in the checkpoint's arguments.
         tokenizer: folder whose tokenizer files are copied.
         dtype: type of the weights; None keeps the checkpoint's.
-        shard_bytes: largest shard.
 
     Raises:
         ConversionProblems: the model has no counterpart; the folder of the tokenizer has none.
@@ -67,7 +65,7 @@ def export(
             for name, tensor in to_hugging_face(model, architecture)
         )
         config = to_config(architecture, str(kept).removeprefix("torch."), end_of_text)
-        folders.write(output, config, tensors, tokenizer=tokenizer, shard_bytes=shard_bytes)
+        folders.write(output, config, tensors, tokenizer=tokenizer)
     return architecture
 
 

@@ -16,9 +16,6 @@ from tokenizers import Tokenizer
 from megatron_async import files
 from megatron_async.models.huggingface.architecture import ConversionProblems
 
-SHARD_BYTES = 5_000_000_000
-"""Largest shard, as the hub's own tools write them."""
-
 _ONE, _INDEX, _UNFINISHED = "model.safetensors", "model.safetensors.index.json", ".shard-{}.new"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
@@ -122,7 +119,7 @@ def write(
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
     tokenizer: Path | None,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write a checkpoint folder; config.json comes last, so a folder that has one is complete.
 
@@ -131,7 +128,7 @@ def write(
         config: contents of config.json.
         tensors: names and values, read one by one.
         tokenizer: folder whose tokenizer files are copied.
-        shard_bytes: largest size of a shard.
+        shard_bytes: largest size of a shard; the default is that of the hub's own tools.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)

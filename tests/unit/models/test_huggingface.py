@@ -363,6 +363,16 @@ def test_config_and_arguments_describe_the_same_model(name):
     assert from_arguments(parse(*to_arguments(architecture)), args.vocab_size) == architecture
 
 
+@pytest.mark.parametrize(("full", "interval"), [((2, 5), 3), ((0, 1, 2, 3, 4, 5, 6, 7), 1), ((), 9)])
+def test_every_nth_layer_of_qwen3_next_has_full_attention(full, interval):
+    args = parse("--model", "moe-10b-hybrid-mini", "--vocab-size", "101")
+    kinds = ["full_attention" if layer in full else "linear_attention" for layer in range(8)]
+    config = to_config(from_arguments(args, 101), "float32", None) | {"layer_types": kinds}
+    assert from_config(config)["full_attention_interval"] == interval
+    with pytest.raises(ConversionProblems, match=r"layer_types is .*; only a full_attention layer every n-th"):
+        from_config(config | {"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2})
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
