@@ -15,14 +15,13 @@ class GatedDeltaNet(MegatronGatedDeltaNet):
     """Linear attention by the gated delta rule (arXiv 2412.06464), on GPUs through flash-linear-attention.
 
     Parameters, their names and their split over tensor ranks are Megatron's. For `LayoutIndependentInit`, parameters
-    also carry the sections that a tensor-parallel cut goes through, and how they are drawn.
+    also carry the sizes of the blocks that this rank has a share of, as Mamba's do, and how they are drawn.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        qk, v, heads = self.qk_dim, self.v_dim, self.num_value_heads
-        self.in_proj.weight.partition_sections = (qk, qk, v, v, heads, heads)
-        self.conv1d.weight.partition_sections = (qk, qk, v)
+        self.in_proj.weight.partition_sizes = self.in_proj_split_sections
+        self.conv1d.weight.partition_sizes = (self.qk_dim_local_tp, self.qk_dim_local_tp, self.v_dim_local_tp)
         bound = 1 / math.sqrt(self.conv_kernel_dim)  # torch's default for a depthwise convolution
         smallest, largest = self.A_init_range
         if self.config.perform_initialization:

@@ -92,10 +92,10 @@ def _fill(param: torch.nn.Parameter, draw: Draw, seed: int, true_rows: Callable[
         (torch.cuda.default_generators[param.device.index] if cuda else torch.default_generator).manual_seed(seed)
         draw(whole[: true_rows(shape)])
     if shards is not None:
-        # Megatron cuts a weight of stride s into s blocks, and a fused projection into its sections, and gives every
-        # rank its share of each.
+        # Megatron cuts a weight of stride s into s blocks, and a fused projection into blocks of these sizes on each
+        # rank, and gives every rank its share of each.
         strides = getattr(param, "partition_stride", 1)
-        sections = getattr(param, "partition_sections", (shape[dim] // strides,) * strides)
-        blocks = whole.split(sections, dim=dim)
+        sizes = getattr(param, "partition_sizes", (param.shape[dim] // strides,) * strides)
+        blocks = whole.split([size * group.size() for size in sizes], dim=dim)
         whole = torch.cat([block.chunk(group.size(), dim=dim)[group.rank()] for block in blocks], dim=dim)
     param.copy_(whole)

@@ -56,9 +56,8 @@ class GroupedNorm(torch.nn.Module):
 class MambaMixer(MegatronMambaMixer):
     """A Mamba-2 mixer (arXiv 2405.21060), on GPUs through mamba-ssm.
 
-    Parameters, their names and their split over tensor ranks are Megatron's. For `LayoutIndependentInit` and for
-    matrix optimizers, parameters also carry the sections that a tensor-parallel cut goes through, and how they are
-    drawn.
+    Parameters, their names and their split over tensor ranks are Megatron's. For matrix optimizers the mixer says where
+    its fused projection splits; for `LayoutIndependentInit` parameters carry how they are drawn.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,11 +67,7 @@ class MambaMixer(MegatronMambaMixer):
         if in_torch:  # the norm that Megatron would build is mamba-ssm's
             groups, dtype = self.ngroups_local_tp, config.params_dtype
             self.norm = GroupedNorm(self.d_inner_local_tp, groups, dtype, self.pg_collection.tp)
-        inner, mapped = self.d_inner, self.ngroups * self.d_state
         self.in_proj_split_sections = self.in_proj.weight.partition_sizes
-        self.in_proj.weight.partition_sections = (inner, inner, mapped, mapped, self.nheads)
-        for param in (self.conv1d_weight, self.conv1d_bias):
-            param.partition_sections = (inner, mapped, mapped)
         if config.perform_initialization:
             bound = 1 / math.sqrt(self.d_conv)  # torch's default for a depthwise convolution
             self.conv1d_weight.initial_draw = lambda weight: weight.uniform_(-bound, bound)
