@@ -24,29 +24,28 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """The values of a batch by their names in the metrics file."""
 
-# Values of models with experts, named as in Megatron.
 _ROUTER_LOSSES = ("load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss")
-_BALANCE = (*_ROUTER_LOSSES, "expert_imbalance", "idle_experts")
-# Name in the metrics file -> name in TensorBoard and wandb, where times are in seconds, as Megatron's.
-_SCALARS = {
-    "lm_loss": "lm loss",
-    "grad_norm": "grad-norm",
-    "learning_rate": "learning-rate",
-    "iteration_ms": "iteration-time",
-    "forward_ms": "forward-compute-time",
-    "backward_ms": "backward-compute-time",
-    "update_ms": "optimizer-time",
-    "tflops_per_device": "throughput",
-    "tokens_per_s": "tokens-per-second",
-    "bubble_share": "pipeline-bubble-share",
-    "params_norm": "params-norm",
-    "num_zeros": "num-zeros",
-    "world_size": "world-size",
-    "mem_reserved_bytes": "mem-reserved-bytes",
-    "mem_allocated_bytes": "mem-allocated-bytes",
-    "mem_max_allocated_bytes": "mem-max-allocated-bytes",
-    "mem_allocated_count": "mem-allocated-count",
-    **{name: name for name in _BALANCE},
+_COUNTERS = "world_size mem_reserved_bytes mem_allocated_bytes mem_max_allocated_bytes mem_allocated_count".split()
+# Name in the metrics file -> name in TensorBoard and wandb, text in the log. Times are in seconds there, as Megatron's.
+_SHOWN = {
+    "consumed_samples": (None, "consumed samples: {:12d}"),
+    "iteration_ms": ("iteration-time", "elapsed time per iteration (ms): {:.1f}"),
+    "tflops_per_device": ("throughput", "throughput per GPU (TFLOP/s/GPU): {:.3f}"),
+    "tokens_per_s": ("tokens-per-second", "tokens per second: {:.0f}"),
+    "learning_rate": ("learning-rate", "learning rate: {:.6E}"),
+    "global_batch_size": (None, "global batch size: {:5d}"),
+    "lm_loss": ("lm loss", "lm loss: {:.6E}"),
+    **{name: (name, f"{name.replace('_', ' ')}: {{:.6G}}") for name in _ROUTER_LOSSES},
+    "expert_imbalance": ("expert_imbalance", "expert imbalance: {:.6G}"),
+    "idle_experts": ("idle_experts", "idle experts: {:d}"),
+    "grad_norm": ("grad-norm", "grad norm: {:.3f}"),
+    "num_zeros": ("num-zeros", "num zeros: {:d}"),
+    "params_norm": ("params-norm", "params norm: {:.3f}"),
+    "bubble_share": ("pipeline-bubble-share", "pipeline bubble: {:.1%}"),
+    "forward_ms": ("forward-compute-time", None),
+    "backward_ms": ("backward-compute-time", None),
+    "update_ms": ("optimizer-time", None),
+    **{name: (name.replace("_", "-"), None) for name in _COUNTERS},
 }
 
 
@@ -146,8 +145,8 @@ class Log:
     def _scalars(self, row: Row) -> dict[str, float]:
         values = {
             name: row[key] / 1000 if key.endswith("_ms") else row[key]
-            for key, name in _SCALARS.items()
-            if row.get(key) is not None
+            for key, (name, _) in _SHOWN.items()
+            if name is not None and row.get(key) is not None
         }
         if self._args.moe_per_layer_logging:
             # Megatron numbers layers from 0 in these names.
@@ -159,24 +158,14 @@ class Log:
         return values
 
     def _line(self, row: Row) -> str:
-        bubble = "" if row["bubble_share"] is None else f" pipeline bubble: {row['bubble_share']:.1%} |"
-        balance = "".join(f" {name.replace('_', ' ')}: {row[name]:.6G} |" for name in _BALANCE if name in row)
-        totals = "".join(
-            f" {text}: {row[name]:{form}} |"
-            for name, text, form in (("num_zeros", "num zeros", "d"), ("params_norm", "params norm", ".3f"))
-            if name in row
-        )
-        return (
-            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d} |"
-            f" consumed samples: {row['consumed_samples']:12d} |"
-            f" elapsed time per iteration (ms): {row['iteration_ms']:.1f} |"
-            f" throughput per GPU (TFLOP/s/GPU): {row['tflops_per_device']:.3f} |"
-            f" tokens per second: {row['tokens_per_s']:.0f} |"
-            f" learning rate: {row['learning_rate']:.6E} |"
-            f" global batch size: {row['global_batch_size']:5d} |"
-            f" lm loss: {row['lm_loss']:.6E} |{balance} grad norm: {row['grad_norm']:.3f} |{totals}{bubble}"
-            f" number of skipped iterations: {self._skipped:3d} | number of nan iterations: {self._nan:3d} |"
-        )
+        shown = ((text, row.get(key)) for key, (_, text) in _SHOWN.items() if text is not None)
+        parts = [
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d}",
+            *(text.format(value) for text, value in shown if value is not None),
+            f"number of skipped iterations: {self._skipped:3d}",
+            f"number of nan iterations: {self._nan:3d}",
+        ]
+        return " | ".join(parts) + " |"
 
 
 def _stages(row: Row) -> str:
