@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron_async.data.preprocessing.sources import (
-    Format,
+    PreprocessOptions,
     Problem,
-    ReadOptions,
     Record,
     Source,
     check_source,
@@ -53,22 +52,6 @@ class InputError(ValueError):
         more = ["There may be more."] if len(problems) >= _MOST_PROBLEMS else []
         self.problems = (*problems[:_MOST_PROBLEMS], *more)
         super().__init__("\n".join(self.problems))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreprocessOptions(ReadOptions):
-    """What to tokenize, and where to write it."""
-
-    inputs: tuple[str, ...]  # files, patterns, folders or data set names, in this order
-    output_prefix: str
-    input_format: Format | None = None  # of all inputs; None decides by their names
-    append_eod: bool = False  # end every document with the tokenizer's end-of-document token
-    workers: int = 1  # processes that tokenize
-    log_interval: int = 1000  # documents between two calls of the progress function
-
-    def output(self, key: str) -> str:
-        """Data prefix of a key's `.bin` and `.idx`."""
-        return f"{self.output_prefix}_{key}_document"
 
 
 @dataclass(slots=True)
@@ -121,7 +104,7 @@ def preprocess(
             stops the writing; the rest is read for further problems. No output file is written or replaced.
         OSError: no room on the disk (names the file); a worker process died.
     """
-    found = list(resolve_sources(options.inputs, options.input_format))
+    found = list(resolve_sources(options))
     sources = [source for source in found if isinstance(source, Source)]
     problems = [problem for problem in found if isinstance(problem, Problem)]
     for source in sources:
@@ -211,7 +194,7 @@ def _add(writers: Iterable["IndexedWriter"], record: Record, ids_by_key: Ids) ->
         yield f"{record.where}: {error}"
 
 
-def _records(sources: Iterable[Source], options: ReadOptions, problems: list[Problem]) -> Iterator[Record]:
+def _records(sources: Iterable[Source], options: PreprocessOptions, problems: list[Problem]) -> Iterator[Record]:
     """All records up to the first problem; the rest is read only for further problems."""
     for source in sources:
         for item in read_records(source, options):

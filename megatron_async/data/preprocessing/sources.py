@@ -40,13 +40,23 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How sources are read."""
+class PreprocessOptions:
+    """What to read and how, and where to write it."""
 
+    inputs: tuple[str, ...]  # files, patterns, folders or data set names, in this order
+    input_format: Format | None = None  # of all inputs; None decides by their names
     keys: tuple[str, ...] = ("text",)  # fields of a record that hold text
     text_unit: TextUnit = "file"  # one document of a plain text file; paragraphs are separated by blank lines
     dataset_config: str | None = None  # configuration name for `load_dataset`
     dataset_split: str = "train"  # of a `dataset` source
+    output_prefix: str
+    append_eod: bool = False  # end every document with the tokenizer's end-of-document token
+    workers: int = 1  # processes that tokenize
+    log_interval: int = 1000  # documents between two calls of the progress function
+
+    def output(self, key: str) -> str:
+        """Data prefix of a key's `.bin` and `.idx`."""
+        return f"{self.output_prefix}_{key}_document"
 
 
 class Record(NamedTuple):
@@ -60,9 +70,9 @@ Problem = str
 """A readable line about bad input. The functions below yield it in place of what they cannot return."""
 
 
-def resolve_sources(inputs: Iterable[str], chosen: Format | None) -> Iterator[Source | Problem]:
-    """Expand patterns and find each input's format, in the order of `inputs`, sorted within a pattern."""
-    found = [source for name in inputs for source in _expand(name, chosen)]
+def resolve_sources(options: PreprocessOptions) -> Iterator[Source | Problem]:
+    """Expand patterns and find each input's format, in the order of the inputs, sorted within a pattern."""
+    found = [source for name in options.inputs for source in _expand(name, options.input_format)]
     yield from found
     counts = Counter(source.path for source in found if isinstance(source, Source))
     for path, count in sorted(counts.items()):
@@ -70,7 +80,7 @@ def resolve_sources(inputs: Iterable[str], chosen: Format | None) -> Iterator[So
             yield f"{path} is named {count} times: its documents would be written as often."
 
 
-def check_source(source: Source, options: ReadOptions) -> Iterator[Problem]:
+def check_source(source: Source, options: PreprocessOptions) -> Iterator[Problem]:
     """Check the beginning of a source: can it be opened, does it have the keys?"""
     if source.format == "text" and options.keys != ("text",):
         yield f"{source.path} is plain text, which has the key text only, not {', '.join(options.keys)}."
@@ -78,7 +88,7 @@ def check_source(source: Source, options: ReadOptions) -> Iterator[Problem]:
     yield from takewhile(lambda item: isinstance(item, Problem), read_records(source, options))
 
 
-def read_records(source: Source, options: ReadOptions) -> Iterator[Record | Problem]:
+def read_records(source: Source, options: PreprocessOptions) -> Iterator[Record | Problem]:
     """All records of a source, in order."""
     read = {"jsonl": _json_lines, "text": _text}.get(source.format, _rows)
     try:
@@ -111,7 +121,7 @@ def _open(path: str) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
 
 
-def _json_lines(source: Source, options: ReadOptions) -> Iterator[Record | Problem]:
+def _json_lines(source: Source, options: PreprocessOptions) -> Iterator[Record | Problem]:
     with _open(source.path) as file:
         for number, line in enumerate(file, start=1):
             content = line.removeprefix(_UTF8_MARK).strip() if number == 1 else line.strip()
@@ -140,7 +150,7 @@ def _record(where: str, fields: Mapping[str, Any], keys: Sequence[str]) -> Itera
         yield Record(where, tuple(fields[key] for key in keys))
 
 
-def _text(source: Source, options: ReadOptions) -> Iterator[Record]:
+def _text(source: Source, options: PreprocessOptions) -> Iterator[Record]:
     with _open(source.path) as file:
         if options.text_unit == "file":
             yield Record(source.path, (file.read().removeprefix(_UTF8_MARK).decode(),))
@@ -162,7 +172,7 @@ def _paragraphs(path: str, lines: Iterable[str]) -> Iterator[Record]:
             yield Record(f"{path}, line {start}", (first + "".join(line for _, line in rest),))
 
 
-def _rows(source: Source, options: ReadOptions) -> Iterator[Record | Problem]:
+def _rows(source: Source, options: PreprocessOptions) -> Iterator[Record | Problem]:
     import datasets  # takes seconds, and only these formats need it
 
     try:
@@ -180,7 +190,7 @@ def _rows(source: Source, options: ReadOptions) -> Iterator[Record | Problem]:
         yield f"{source.path} cannot be read by datasets: {type(error).__name__}: {error}."
 
 
-def _load(source: Source, options: ReadOptions) -> Any:
+def _load(source: Source, options: PreprocessOptions) -> Any:
     """Open without copying the data into the library's cache."""
     import datasets
 
