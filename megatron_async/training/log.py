@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Outputs of the logging rank: metrics file, log line, TensorBoard, wandb, progress bar. progress.txt of rank 0."""
+"""Outputs of the logging rank: metrics file, log line, TensorBoard, wandb; progress.txt of rank 0."""
 
 import argparse
 import math
@@ -11,9 +11,6 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megatron_async.files import JsonLines, read_json_lines
 from megatron_async.training.callbacks import Callback
@@ -84,7 +81,6 @@ class Log:
     def __init__(self, args: argparse.Namespace, *, metrics_file: MetricsFile | None, writer: Any, wandb: Any) -> None:
         self._args, self._file, self._writer, self._wandb = args, metrics_file, writer, wandb
         self._skipped = self._nan = 0
-        self._progress = _start_progress(args.iteration, args.train_iters) if sys.stdout.isatty() else None
 
     def batch(self, row: Row) -> None:
         """Write a batch."""
@@ -98,8 +94,6 @@ class Log:
             self.say(self._line(row))
         if "stage_compute_ms" in row:
             self.say(_stages(row))
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=row["iteration"])
 
     def evaluated(self, iteration: int, name: str, loss: float) -> None:
         """Write the loss of a validation set (`name` is empty for the one set) or of the test set ("test")."""
@@ -115,12 +109,9 @@ class Log:
         self.say(f" {part} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} |")
 
     def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
-        if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        else:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+        """Print a line at once, whole beside those of other ranks."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
     def flush(self) -> None:
         """Hand over what TensorBoard's writer holds back: a checkpoint must not be ahead of it."""
@@ -128,9 +119,7 @@ class Log:
             self._writer.flush()
 
     def close(self) -> None:
-        """End the progress bar and close the files."""
-        if self._progress is not None:
-            self._progress.stop()
+        """Close the files."""
         if self._file is not None:
             self._file.close()
         self.flush()
@@ -174,14 +163,6 @@ def _stages(row: Row) -> str:
     shares = ", ".join(f"{stage}: {own / max(max(times), 1e-9):.1%}" for stage, own in enumerate(times))
     hint = f" | {row['stage_hint']}" if "stage_hint" in row else ""
     return f" compute of the stages at iteration {row['iteration']}, of {max(times):.1f} ms | {shares}{hint}"
-
-
-def _start_progress(completed: int, train_iters: int) -> Progress:
-    columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=Console())
-    progress.add_task("training", total=train_iters, completed=completed)
-    progress.start()
-    return progress
 
 
 class ProgressFile(Callback):
