@@ -69,8 +69,8 @@ class MetricsFile(JsonLines):
         super().__init__(file, rows or [{"config": config}])
 
 
-class Log:
-    """Writes batches and evaluations to all outputs.
+class Log(Callback):
+    """Writes batches, evaluations and notes to all outputs.
 
     Args:
         args: Megatron's arguments.
@@ -91,12 +91,13 @@ class Log:
         if row["iteration"] % getattr(self._args, "tensorboard_log_interval", 1) == 0:
             self._to_writers(self._scalars(row), row["iteration"])
         if row["iteration"] % self._args.log_interval == 0:
-            self.say(self._line(row))
+            self.on_note(self._line(row))
         if "stage_compute_ms" in row:
-            self.say(_stages(row))
+            self.on_note(_stages(row))
 
-    def evaluated(self, iteration: int, name: str, loss: float) -> None:
-        """Write the loss of a validation set (`name` is empty for the one set) or of the test set ("test")."""
+    def on_evaluated(self, iteration: int, name: str, loss: float | None) -> None:
+        if loss is None:
+            return
         names = {"": ("validation", "valid_loss"), "test": ("test", "test_loss")}
         part, key = names.get(name, (f"validation-{name}", f"valid_loss-{name}"))
         if self._file is not None:
@@ -106,23 +107,24 @@ class Log:
         if self._args.log_validation_ppl_to_tensorboard:
             values[f"lm loss {part} ppl"] = perplexity
         self._to_writers(values, iteration)
-        self.say(f" {part} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} |")
+        self.on_note(
+            f"{part} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} |"
+        )
 
-    def say(self, text: str) -> None:
-        """Print a line at once, whole beside those of other ranks."""
-        sys.stdout.write(text + "\n")
+    def on_note(self, text: str) -> None:
+        sys.stdout.write(f" {text}\n")  # in one piece beside the lines of other ranks
         sys.stdout.flush()
 
-    def flush(self) -> None:
+    def on_save_begin(self, iteration: int) -> None:
         """Hand over what TensorBoard's writer holds back: a checkpoint must not be ahead of it."""
         if self._writer is not None:
             self._writer.flush()
 
-    def close(self) -> None:
-        """Close the files."""
+    def on_train_end(self, complete: bool) -> None:
         if self._file is not None:
             self._file.close()
-        self.flush()
+        if self._writer is not None:
+            self._writer.flush()
 
     def _to_writers(self, values: Mapping[str, float], iteration: int) -> None:
         if self._writer is not None:
@@ -149,7 +151,7 @@ class Log:
     def _line(self, row: Row) -> str:
         shown = ((text, row.get(key)) for key, (_, text) in _SHOWN.items() if text is not None)
         parts = [
-            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d}",
+            f"[{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {row['iteration']:8d}/{self._args.train_iters:8d}",
             *(text.format(value) for text, value in shown if value is not None),
             f"number of skipped iterations: {self._skipped:3d}",
             f"number of nan iterations: {self._nan:3d}",
@@ -162,7 +164,7 @@ def _stages(row: Row) -> str:
     times = row["stage_compute_ms"]
     shares = ", ".join(f"{stage}: {own / max(max(times), 1e-9):.1%}" for stage, own in enumerate(times))
     hint = f" | {row['stage_hint']}" if "stage_hint" in row else ""
-    return f" compute of the stages at iteration {row['iteration']}, of {max(times):.1f} ms | {shares}{hint}"
+    return f"compute of the stages at iteration {row['iteration']}, of {max(times):.1f} ms | {shares}{hint}"
 
 
 class ProgressFile(Callback):

@@ -32,7 +32,7 @@ def pending_loss(parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Red
 
 
 class Metrics(Callback):
-    """Logs every batch once its values have arrived. Ranks without a log only take part in the reductions.
+    """Gives every batch to the log once its values have arrived. Other ranks only take part in the reductions.
 
     Args:
         args: sizes of a batch, number of devices, completed batches. Its `consumed_train_tokens` is counted here, where
@@ -59,22 +59,8 @@ class Metrics(Callback):
     def on_drain(self) -> None:
         self._flush(wait=True)
 
-    def on_evaluated(self, iteration: int, name: str, loss: float | None) -> None:
-        if self._log is not None and loss is not None:
-            self._log.evaluated(iteration, name, loss)
-
-    def on_save_begin(self, iteration: int) -> None:
-        if self._log is not None:
-            self._log.flush()
-
-    def on_note(self, text: str) -> None:
-        if self._log is not None:
-            self._log.say(f" {text}")
-
     def on_train_end(self, complete: bool) -> None:
         self._flush(wait=complete)
-        if self._log is not None:
-            self._log.close()
 
     def _flush(self, *, wait: bool) -> None:
         """Log complete batches; with `wait`, all batches."""
@@ -117,5 +103,5 @@ class Metrics(Callback):
             row |= values.read()
         if self._spikes.is_spike(loss):
             seen = self._sizes.samples(batch.number)
-            self.on_note(f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {seen}")
+            log.on_note(f"iteration {batch.iteration}: the loss jumped to {loss:.6E}; samples {seen}")
         log.batch(row)

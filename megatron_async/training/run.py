@@ -107,7 +107,7 @@ def build(
             Logged(lambda batch: staleness.pop(batch.number, None)),
             *_callbacks(args, trained, stops, expected),
             *callbacks,
-            _metrics(args),
+            *_metrics(args),
             *([Profiler(args)] if args.profile else []),
         ],
     )
@@ -120,7 +120,7 @@ def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[
     model, _, _ = _model(args, vocabulary)
     Checkpoints(args, model, None, None, versions()).load()
     data = data_iterators(args)
-    forward_step, callbacks = gpt.ForwardStep(args, vocabulary), [*callbacks, _metrics(args)]
+    forward_step, callbacks = gpt.ForwardStep(args, vocabulary), [*callbacks, *_metrics(args)]
     status = FINISHED
     try:
         for part in [*data.valid, *([data.test] if data.test else [])]:
@@ -262,8 +262,8 @@ def data_iterators(args: argparse.Namespace) -> RunData:
         return run_data(args, get_tokenizer())
 
 
-def _metrics(args: argparse.Namespace) -> Metrics:
-    """The last rank logs, as in Megatron: it knows the loss."""
+def _metrics(args: argparse.Namespace) -> Iterator[Callback]:
+    """Metrics, and the log of the last rank: it knows the loss."""
     log = None
     if args.rank == args.world_size - 1:
         config = {"arguments": arguments_as_json(args), "versions": versions()}
@@ -272,6 +272,7 @@ def _metrics(args: argparse.Namespace) -> Metrics:
         complete = completed == args.train_iters
         file = MetricsFile(args.metrics_file, completed, config, complete=complete) if args.metrics_file else None
         log = Log(args, metrics_file=file, writer=writers.tensorboard(args), wandb=get_wandb_writer())
-    return Metrics(
-        args, flops=_flops_of_batch(args), group=mpu.get_data_parallel_group(with_context_parallel=True), log=log
-    )
+    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    yield Metrics(args, flops=_flops_of_batch(args), group=group, log=log)
+    if log is not None:
+        yield log

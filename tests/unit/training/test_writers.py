@@ -66,7 +66,7 @@ def test_the_writer_gets_what_was_asked_for(capsys):
     log = Log(args, metrics_file=None, writer=writer, wandb=None)
     for iteration in range(1, 5):
         log.batch({"iteration": iteration, "skipped": 0, "lm_loss": 2.0, "params_norm": 1.0})
-    log.evaluated(4, "", 2.0)
+    log.on_evaluated(4, "", 2.0)
     assert written == [
         *[(name, step) for step in (2, 4) for name in ("lm loss", "params-norm")],
         ("lm loss validation", 4),
