@@ -43,11 +43,12 @@ class EvaluationSet:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Data of a run: iterators over training micro-batches for each model chunk, and what it evaluates."""
+    """Data of a run: iterators over training micro-batches for each model chunk, and what it evaluates on the way and
+    at its end."""
 
     train: list[Any]
     valid: list[EvaluationSet]
-    test: EvaluationSet | None
+    test: list[EvaluationSet]
 
 
 def run_data(args: argparse.Namespace, tokenizer: Any) -> RunData:
@@ -75,10 +76,8 @@ def run_data(args: argparse.Namespace, tokenizer: Any) -> RunData:
         for index, name in enumerate(names[: len(valid_lengths)])
         if args.full_validation or args.eval_iters
     ]
-    test = None
-    if test_length and args.eval_iters:
-        test = EvaluationSet("test", [_iterator(args, test, 0) for _, _, test in sets], args.eval_iters)
-    return RunData(train, valid, test)
+    test = [_iterator(args, test, 0) for _, _, test in sets] if test_length and args.eval_iters else []
+    return RunData(train, valid, [EvaluationSet("test", test, args.eval_iters)] if test else [])
 
 
 def train_samples(args: argparse.Namespace) -> int:

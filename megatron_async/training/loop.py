@@ -195,8 +195,8 @@ class Loop:
             self.evaluate(batch)
         self._save(batch)
         self.checkpoints.finish()
-        if finished and self.data.test is not None:
-            self._losses(batch, [self.data.test])
+        if finished and self.data.test:
+            self._losses(batch, self.data.test)
         if not stopped:
             return FINISHED
         self.note(f"asked to end: stopped after iteration {batch} of {args.train_iters}")

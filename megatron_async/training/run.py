@@ -123,7 +123,7 @@ def evaluate(args: argparse.Namespace, stops: StopRequests, callbacks: Sequence[
     forward_step, callbacks = gpt.ForwardStep(args, vocabulary), [*callbacks, *_metrics(args)]
     status = FINISHED
     try:
-        for part in [*data.valid, *([data.test] if data.test else [])]:
+        for part in (*data.valid, *data.test):
             loss = mean_loss(args, model, forward_step, part, lambda: stops.requested)
             for callback in callbacks:
                 callback.on_evaluated(args.iteration, part.name, loss)

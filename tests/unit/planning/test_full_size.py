@@ -101,7 +101,7 @@ def alone_among_64(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[FakeT
 
     monkeypatch.setattr(run, "initialize", lambda args: parallel.pretend_rank(args, rank))
     monkeypatch.setattr(
-        run, "data_iterators", lambda args: RunData([None] * (args.virtual_pipeline_model_parallel_size or 1), [], None)
+        run, "data_iterators", lambda args: RunData([None] * (args.virtual_pipeline_model_parallel_size or 1), [], [])
     )
     monkeypatch.setattr(ownership, "check", lambda ranks, chosen: [])  # needs the shards of the other ranks
     monkeypatch.setattr(dist, "all_gather_object", gather)
