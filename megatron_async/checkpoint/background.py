@@ -68,22 +68,19 @@ class Writing:
 
     def _run(self) -> None:
         try:
-            self._store.set(self._keys[self._rank], zlib.compress(pickle.dumps(self._write())))
+            results = self._part.write()
+            written = manifest.measure(self._part.folder, [self._part.file] if results else [], sync=True)
+            self._store.set(self._keys[self._rank], zlib.compress(pickle.dumps((results, written))))
             if self._rank == 0 and (notes := self._notes()) is not None:
-                results, files = zip(*notes, strict=True)
-                self._publish(results, dict(ChainMap(*files)))
+                entries, files = zip(*notes, strict=True)
+                self._publish(entries, dict(ChainMap(*files)))
         except (Exception, CheckpointException) as error:  # torch's is no Exception
             self.error = error
             with contextlib.suppress(Exception):
                 self._store.set(self._failed, "")
 
-    def _write(self) -> tuple[list[Any], Facts]:
-        results = self._part.write()
-        names = [self._part.file] if results else []
-        return results, manifest.measure(self._part.folder, names, sync=True)
-
     def _notes(self) -> list[tuple[list[Any], Facts]] | None:
-        """The results of every rank's `_write`; None as soon as a rank has failed; TimeoutError names silent ranks."""
+        """Every rank's results and facts; None as soon as a rank has failed; TimeoutError names silent ranks."""
         deadline = time.monotonic() + self._seconds
         while not self._store.check(self._keys):
             if self._store.check([self._failed]):

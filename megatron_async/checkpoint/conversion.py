@@ -30,6 +30,11 @@ _IN_LAYER = re.compile(r"(.*?decoder\.layers\.)(?:(\d+)\.)?([a-z].*?)(?:\.([\d_]
 _NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")
 _EMPTY = Place("output_layer._extra_state", (1,), (0,))
 """What a HybridModel saves and a GPT does not."""
+_NO_SPLIT = {
+    **dict.fromkeys(("pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size")),
+    **dict.fromkeys(("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
+    **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), False),
+}
 
 
 def convert(source: Path, root: Path, *, to_gpt: bool) -> argparse.Namespace:
@@ -74,8 +79,9 @@ def gpt_arguments(args: argparse.Namespace) -> dict[str, Any]:
         )
     linear = [int(letter == Symbols.GDN) for letter in pattern[::2]]
     experts = [hybrid.BLOCKS.index(letter) for letter in pattern[1::2]]
-    every = next((n for n in range(2, len(linear) + 1) if linear == [int(i % n > 0) for i in _numbers(linear)]), None)
-    return _no_split() | {
+    numbers = range(1, len(linear) + 1)
+    every = next((n for n in numbers[1:] if linear == [int(number % n > 0) for number in numbers]), None)
+    return _NO_SPLIT | {
         "hybrid_layer_pattern": None,
         "num_layers": len(linear),
         "encoder_num_layers": len(linear),
@@ -92,7 +98,7 @@ def hybrid_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if lacking := hybrid.beyond_hybrid(args):
         raise ValueError(f"HybridModel lacks what this model has: {', '.join(lacking)}")
     pattern = "".join(hybrid.letters_of(args))
-    return _no_split() | {
+    return _NO_SPLIT | {
         "hybrid_layer_pattern": pattern,
         "num_layers": len(pattern),
         "encoder_num_layers": len(pattern),
@@ -101,16 +107,6 @@ def hybrid_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "linear_attention_freq": None,
         "model_class": "hybrid",
     }
-
-
-def _numbers(layers: list[int]) -> range:
-    return range(1, len(layers) + 1)
-
-
-def _no_split() -> dict[str, Any]:
-    names = "pipeline_model_parallel_layout decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers"
-    flags = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    return dict.fromkeys([*names.split(), "virtual_pipeline_model_parallel_size"]) | dict.fromkeys(flags, False)
 
 
 def _to_hybrid(contents: Contents) -> Contents:

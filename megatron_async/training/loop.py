@@ -67,12 +67,8 @@ class Loop:
     """Trains from `args.iteration` to `args.train_iters`.
 
     Args:
-        args: Megatron's arguments and ours.
-        trained: model and optimizer.
         make_steps: chooses how batches are run.
         forward_step: Megatron's forward step function.
-        data: training data and what to evaluate.
-        checkpoints: loads and saves checkpoints.
         callbacks: called in this order.
     """
 

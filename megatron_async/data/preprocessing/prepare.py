@@ -1,7 +1,6 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """From the standard library's source to a tokenizer and Megatron data files, built once and then reused."""
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -9,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import batched
 from pathlib import Path
@@ -91,7 +90,8 @@ def prepare_corpus(folder: str | Path, vocab_size: int = 4096, *, root: Path | N
     manifest = _valid_manifest(folder, digest)
     if manifest is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.parent / f".{folder.name}.lock"):
+        with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process dies
             # Another process may have built it while this one waited.
             manifest = _valid_manifest(folder, digest) or _rebuild(folder, parts, vocab_size, digest)
     return CorpusPaths(
@@ -127,14 +127,6 @@ def _digest(parts: Mapping[str, Texts], vocab_size: int) -> str:
         "files": parts,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; the system releases it when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _valid_manifest(folder: Path, digest: str) -> dict[str, Any] | None:
