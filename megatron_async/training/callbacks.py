@@ -4,25 +4,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megatron_async.pipeline.update import UpdateReport
+from megatron_async.platform.host import Reduced
 
 if TYPE_CHECKING:
     from megatron_async.training.loop import Loop
 
 
-class Pending(Protocol):
-    """Values of a batch that may not have arrived yet."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether `read` returns without waiting."""
-
-    def read(self) -> Mapping[str, Any]:
-        """The values by their names in the metrics file."""
+Pending = Reduced[Mapping[str, Any]]
+"""Values of a batch by their names in the metrics file, which may not have arrived yet."""
 
 
 @dataclass(slots=True)
