@@ -58,7 +58,7 @@ class CompletedBatch:
 
 
 class Callback:
-    """Observes a run. The default methods do nothing.
+    """Observes a run. The default methods do nothing, except that `on_train_begin` keeps the loop.
 
     All ranks call the methods in the order of their own schedule. Between two drains, a method must not wait for
     other ranks.
@@ -71,6 +71,7 @@ class Callback:
 
     def on_train_begin(self, loop: "Loop") -> None:
         """Before the first batch."""
+        self.loop = loop
 
     def on_action(self, kind: str, batch: int) -> None:
         """Before an action F, B, R or U. With Megatron's own schedule: F and U, once per batch."""

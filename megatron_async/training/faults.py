@@ -33,22 +33,22 @@ class EqualReplicas(Callback):
         self._interval = interval
 
     def on_train_begin(self, loop: "Loop") -> None:
-        self._loop = loop
+        super().on_train_begin(loop)
         self._compare()
 
     def on_drain(self) -> None:
         """Raise on every rank if they differ, before this state is saved."""
-        if self._loop.args.iteration % self._interval == 0:
+        if self.loop.args.iteration % self._interval == 0:
             self._compare()
 
     def _compare(self) -> None:
-        iteration = self._loop.args.iteration
-        if largest(not check_param_hashes_across_dp_replicas(self._loop.model, cross_check=True)):
+        iteration = self.loop.args.iteration
+        if largest(not check_param_hashes_across_dp_replicas(self.loop.model, cross_check=True)):
             raise TrainingFault(
                 f"data-parallel replicas hold unequal weights after iteration {iteration}: a device or a link computes "
                 "wrong values. Go on from an older checkpoint on other machines (megatron-async doctor examines them)."
             )
-        self._loop.note(f"data-parallel replicas hold equal weights after iteration {iteration}")
+        self.loop.note(f"data-parallel replicas hold equal weights after iteration {iteration}")
 
 
 class FirstLoss(Callback):
@@ -96,13 +96,10 @@ class SkippedUpdates(Callback):
     def wants_stop(self) -> bool:
         return len(self._row) >= self._limit
 
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._loop = loop
-
     def on_batch_end(self, batch: CompletedBatch) -> None:
         if batch.skipped:
             self._row.append(batch.number)
-            self._loop.note(
+            self.loop.note(
                 f"iteration {batch.iteration}: update skipped, its gradient is not finite; samples "
                 f"{self._sizes.samples(batch.number)} | in a row: {len(self._row)} of at most {self._limit}"
             )
@@ -112,8 +109,8 @@ class SkippedUpdates(Callback):
     def on_drain(self) -> None:
         """Raise on every rank if one rank has reached the limit."""
         if largest(self.wants_stop):
-            self._loop.checkpoints.finish()
-            raise TrainingFault(self.verdict(self._loop.checkpoints.saved))
+            self.loop.checkpoints.finish()
+            raise TrainingFault(self.verdict(self.loop.checkpoints.saved))
 
     def verdict(self, saved: int | None) -> str:
         """The message of the error; `saved` is the iteration of the newest checkpoint."""

@@ -35,11 +35,11 @@ class Profiler(Callback):
         self._over = bool(args.profile_ranks) and args.rank not in args.profile_ranks
 
     def on_train_begin(self, loop: "Loop") -> None:
-        self._loop = loop
+        super().on_train_begin(loop)
         self.on_drain()
 
     def on_drain(self) -> None:
-        args, batch = self._args, self._loop.args.iteration
+        args, batch = self._args, self.loop.args.iteration
         if batch >= args.profile_step_end:
             self._end()
         if not self._over and self._window is None and args.profile_step_start <= batch < args.profile_step_end:
@@ -97,16 +97,14 @@ class MemoryHistory(Callback):
 class TraceFile(Callback):
     """Writes `--trace-file` at the end of a run, with times of each host's monotonic clock."""
 
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._path, self._timeline = Path(loop.args.trace_file), loop.timeline
-
     def on_train_end(self, complete: bool) -> None:
         """Gather the spans of all ranks; rank 0 writes the file."""
         if not complete:
             return
-        self._timeline.busy_since_last()
+        timeline = self.loop.timeline
+        timeline.busy_since_last()
         gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object((mpu.get_pipeline_model_parallel_rank(), self._timeline.kept()), gathered, dst=0)
+        dist.gather_object((mpu.get_pipeline_model_parallel_rank(), timeline.kept()), gathered, dst=0)
         if gathered is None:
             return
         start = min((span.start for _, spans in gathered for span in spans), default=0.0)
@@ -123,4 +121,4 @@ class TraceFile(Callback):
             for rank, (stage, spans) in enumerate(gathered)
             for span in spans
         ]
-        write_atomically(self._path, json.dumps({"traceEvents": events}))
+        write_atomically(Path(self.loop.args.trace_file), json.dumps({"traceEvents": events}))

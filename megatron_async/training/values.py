@@ -17,7 +17,7 @@ from megatron_async.platform.host import Reduced, to_device
 from megatron_async.training.callbacks import Callback, CompletedBatch, Pending
 
 if TYPE_CHECKING:
-    from megatron_async.training.loop import Loop, Trained
+    from megatron_async.training.loop import Trained
 
 _MEMORY = {
     "mem_reserved_bytes": "reserved_bytes.all.current",
@@ -53,14 +53,11 @@ class PeriodicTimes(Callback):
         self._interval, self._reduce, self._batches = interval, reduce, 0
         self._seen: dict[str, float] = dict.fromkeys("FBU", 0.0)
 
-    def on_train_begin(self, loop: "Loop") -> None:
-        self._timeline = loop.timeline
-
     def on_batch_end(self, batch: CompletedBatch) -> None:
         self._batches += 1
         if batch.iteration % self._interval:
             return
-        before, self._seen = self._seen, {kind: self._timeline.seconds[kind] for kind in "FBU"}
+        before, self._seen = self._seen, {kind: self.loop.timeline.seconds[kind] for kind in "FBU"}
         batch.pending.append(self._reduce({kind: (self._seen[kind] - before[kind]) / self._batches for kind in "FBU"}))
         self._batches = 0
 
