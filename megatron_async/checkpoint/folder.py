@@ -91,22 +91,25 @@ def newest(root: Path) -> Found | None:
 
 
 def choose(
-    known: Sequence[Found], root: Path, step: int | None, check: Callable[[Found], Sequence[str]] = lambda entry: ()
-) -> tuple[Found | None, list[str]]:
-    """The checkpoint that a run with `--load root --ckpt-step step` starts from, and warnings about skipped ones.
+    root: Path,
+    step: int | None,
+    check: Callable[[Found], Sequence[str]] = lambda entry: (),
+    *,
+    known: Sequence[Found] | None = None,
+    warn: Callable[[str], object] = lambda text: None,
+) -> Found | None:
+    """The checkpoint that a run with `--load root --ckpt-step step` starts from; None for none, or only a release one.
 
     Args:
-        known: the folder's checkpoints, newest first.
-        root: the folder.
         step: None takes the newest complete checkpoint.
         check: reads a checkpoint and returns its problems.
-
-    Returns:
-        None if there is none, or only a release checkpoint.
+        known: the folder's checkpoints, newest first; None looks for them.
+        warn: receives a line about each checkpoint that is skipped or cannot be verified.
 
     Raises:
         ValueError: there is none of that step, or no complete one.
     """
+    known = checkpoints(root) if known is None else known
     given = f"--load {root}" + ("" if step is None else f" --ckpt-step {step}")
     candidates = [entry for entry in known if step in (None, entry.iteration)]
     if step is not None and not candidates:
@@ -117,15 +120,16 @@ def choose(
         if problems := entry.problems or check(entry):
             damaged.append(f"{entry.path}: {'; '.join(problems)}")
             continue
-        warnings = [f"skipped a damaged checkpoint: {why}" for why in damaged]
+        for why in damaged:
+            warn(f"skipped a damaged checkpoint: {why}")
         if entry.manifest is None:
-            warnings.append(f"checkpoint {entry.path} has no {manifest.NAME}: it cannot be verified")
-        return entry, warnings
+            warn(f"checkpoint {entry.path} has no {manifest.NAME}: it cannot be verified")
+        return entry
     if damaged and pointer(root) != RELEASE:  # starting anew would lose the run without a word
         raise ValueError(
             f"{given}: no complete checkpoint. Repair or remove them, or start anew. Damaged: {' | '.join(damaged)}"
         )
-    return None, []
+    return None
 
 
 def locate(path: Path, step: int | None = None) -> Path:
@@ -137,11 +141,9 @@ def locate(path: Path, step: int | None = None) -> Path:
         if step is not None:
             raise ValueError(f"--ckpt-step {step}: --load {path} is one checkpoint. Give the folder that it is in.")
         if (path / manifest.NAME).exists():
-            choose([judge(path)], path, None, Found.content_problems)
+            choose(path, None, Found.content_problems, known=[judge(path)])
         return path
-    found, warnings = choose(checkpoints(path), path, step, Found.content_problems)
-    for warning in warnings:
-        _log.warning("%s", warning)
+    found = choose(path, step, Found.content_problems, warn=_log.warning)
     chosen = found.path if found else path / RELEASE if pointer(path) == RELEASE else path
     if not (chosen / _FORMAT).is_file():
         raise ValueError(

@@ -54,7 +54,7 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
     if args.load:
         root = Path(args.load)
         try:
-            entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
+            entry = folder.choose(root, args.ckpt_step)
         except (ValueError, OSError) as error:
             yield str(error)
             return
@@ -132,9 +132,7 @@ def take_schedule(args: argparse.Namespace) -> None:
     """With --use-checkpoint-opt_param-scheduler: take the checkpoint's learning rate and weight decay."""
     if not args.use_checkpoint_opt_param_scheduler or not args.load or args.finetune or args.no_load_optim:
         return
-    root = Path(args.load)
-    entry, _ = folder.choose(folder.checkpoints(root), root, args.ckpt_step)
-    if entry is not None:
+    if (entry := folder.choose(Path(args.load), args.ckpt_step)) is not None:
         saved = arguments_of(entry)
         vars(args).update({name: value for name, value in _schedule(saved).items() if hasattr(args, name)})
 

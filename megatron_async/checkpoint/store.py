@@ -251,12 +251,9 @@ class Checkpoints:
     def _find(self, root: Path) -> folder.Found | None:
         """The checkpoint to load, every file compared with its checksum; skipped ones are named. Collective."""
         known = self._agreement.on_first_rank("", lambda: folder.checkpoints(root))
+        warn = partial(_log.log, logging.DEBUG if dist.get_rank() else logging.WARNING, "> %s")
         with self._agreement.on_all_ranks(""):
-            found, warnings = folder.choose(known, root, self._args.ckpt_step, _content_problems)
-        if dist.get_rank() == 0:
-            for warning in warnings:
-                _log.warning("> %s", warning)
-        return found
+            return folder.choose(root, self._args.ckpt_step, _content_problems, known=known, warn=warn)
 
 
 def _content_problems(found: folder.Found) -> list[str]:

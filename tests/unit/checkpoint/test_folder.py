@@ -47,7 +47,7 @@ def usable(root: Path) -> list[int]:
 
 def chosen(root: Path, step: int | None = None) -> int | None:
     """Iteration that a run starts from."""
-    found, _ = folder.choose(folder.checkpoints(root), root, step, folder.Found.content_problems)
+    found = folder.choose(root, step, folder.Found.content_problems)
     return found.iteration if found else None
 
 
