@@ -153,12 +153,12 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
     contents = {getattr(args, "data_contents", None), saved.get("data_contents")}
     if None not in contents:
         fixed = {name: what for name, what in fixed.items() if name not in on_resume.PATHS}
-    if None not in contents and len(contents) > 1:
-        yield (
-            f"the training data are not those that {path} was saved with (other documents, other weights or another "
-            "order of the sets); the samples of a batch would change. Give the same data, or start anew without --load "
-            "(or with --finetune)."
-        )
+        if len(contents) > 1:
+            yield (
+                f"the training data are not those that {path} was saved with (other documents, other weights or "
+                "another order of the sets); the samples of a batch would change. Give the same data, or start anew "
+                "without --load (or with --finetune)."
+            )
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
             yield (

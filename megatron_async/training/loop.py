@@ -42,16 +42,12 @@ from megatron_async.training.signals import ENDED_UNSAVED, FINISHED, SAVED_ON_RE
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Model and optimizer of a run.
+    """Model and optimizer of a run; see also `Training`.
 
     Attributes:
-        model: Megatron's wrapped model chunks of this rank.
         optimizer: Megatron's optimizer of all chunks.
         scheduler: Megatron's learning-rate scheduler.
-        optimizers: the optimizers that step separately: one for each chunk, or one for all chunks.
-        correction: of the delay, or None.
-        statistics: of updates, or None.
-        zeros: counts zeros in gradients, or None.
+        optimizers: those that step separately: one for each chunk, or one for all chunks.
     """
 
     model: list[Any]
