@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from megatron_async.models import hybrid, one_process
 # place in the weight (`_state_of_any_shape` of mcore/patches/megatron.py).
 _IN_LAYER = re.compile(r"(.*?decoder\.layers\.)(?:(\d+)\.)?([a-z].*?)(?:\.([\d_]+)_of_([\d_]+))?")
 _NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")
+_SECOND = ("mlp.", "pre_mlp_layernorm.")
+"""Beginnings of names in the second half of a layer."""
 _EMPTY = Place("output_layer._extra_state", (1,), (0,))
 """What a HybridModel saves and a GPT does not."""
 _NO_SPLIT = {
@@ -110,81 +113,73 @@ def hybrid_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _to_hybrid(contents: Contents) -> Contents:
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in contents.tensors.items():
-        match = _IN_LAYER.fullmatch(name)
-        if match is None:
-            tensors[name.replace(*_NORMS)] = tensor
-        elif match[2] is not None:
-            tensors[_in_hybrid(match, int(match[2]))] = tensor
-        else:
-            tensors |= {_in_hybrid(match, layer): own.clone() for layer, own in enumerate(tensor)}
-    objects = {_object_in_hybrid(place): value for place, value in contents.objects.items()}
-    return Contents(tensors, objects | {_EMPTY: None}, contents.common)
-
-
-def _object_in_hybrid(place: Place) -> Place:
-    match = _IN_LAYER.fullmatch(place.name)
-    if match is None:
-        return place
-    if match[2] is not None:
-        return place._replace(name=_in_hybrid(match, int(match[2])) + _rest(match))
-    if match[4] is not None:
-        layer, rest = _without_layer(match)
-        return place._replace(name=_in_hybrid(match, layer) + rest)
-    return Place(_in_hybrid(match, place.at[0]), place.shape[1:] or (1,), place.at[1:] or (0,))
+    contents = _numbered(_unstacked(contents), _NORMS, lambda layer, name: 2 * layer + name.startswith(_SECOND))
+    return contents._replace(objects=contents.objects | {_EMPTY: None})
 
 
 def _to_gpt(contents: Contents, args: argparse.Namespace) -> Contents:
-    layers, alike = args.num_layers, args.moe_layer_freq == 1 and args.linear_attention_freq is None
-    tensors: dict[str, torch.Tensor] = {}
-    stacks: dict[str, dict[int, torch.Tensor]] = {}
-    for name, tensor in contents.tensors.items():
+    contents = _numbered(contents, _NORMS[::-1], lambda layer, name: layer // 2)
+    contents.objects.pop(_EMPTY, None)
+    alike = args.moe_layer_freq == 1 and args.linear_attention_freq is None
+    return _stacked(contents, args.num_layers) if alike else contents
+
+
+def _numbered(contents: Contents, norms: tuple[str, str], number: Callable[[int, str], int]) -> Contents:
+    """Other names: of the final norm, and of the layers, whose number and name in the layer give the new number."""
+
+    def renamed(name: str) -> str:
         match = _IN_LAYER.fullmatch(name)
         if match is None:
-            tensors[name.replace(*_NORMS[::-1])] = tensor
-        elif alike:
-            stacks.setdefault(f"{match[1]}{match[3]}", {})[int(match[2]) // 2] = tensor
-        else:
-            tensors[_in_gpt(match)] = tensor
-    tensors |= {name: torch.stack([own[layer] for layer in range(layers)]) for name, own in stacks.items()}
-    objects = {}
-    for place, value in contents.objects.items():
-        match = _IN_LAYER.fullmatch(place.name)
-        if match is not None and alike:
-            objects[_object_of_layers(match, place, layers)] = value
-        elif match is not None:
-            objects[place._replace(name=_in_gpt(match) + _rest(match))] = value
-        elif place != _EMPTY:
-            objects[place] = value
+            return name.replace(*norms)
+        return f"{match[1]}{number(int(match[2]), match[3])}{name[match.end(2) :]}"
+
+    tensors = {renamed(name): tensor for name, tensor in contents.tensors.items()}
+    objects = {place._replace(name=renamed(place.name)): value for place, value in contents.objects.items()}
     return Contents(tensors, objects, contents.common)
 
 
-def _object_of_layers(match: re.Match[str], place: Place, layers: int) -> Place:
-    name, layer = f"{match[1]}{match[3]}", int(match[2]) // 2
-    if match[4] is not None:
-        return place._replace(name=f"{name}.{layer}_{match[4]}_of_{layers}_{match[5]}")
-    if (place.shape, place.at) == ((1,), (0,)):
-        return Place(name, (layers,), (layer,))
-    return Place(name, (layers, *place.shape), (layer, *place.at))
+def _unstacked(contents: Contents) -> Contents:
+    """Tensors and objects of all layers, cut into those of one layer each."""
+    tensors, objects = dict(contents.tensors), dict(contents.objects)
+    for name, tensor in contents.tensors.items():
+        match = _IN_LAYER.fullmatch(name)
+        if match is not None and match[2] is None:
+            del tensors[name]
+            tensors |= {f"{match[1]}{layer}.{match[3]}": own.clone() for layer, own in enumerate(tensor)}
+    for place, value in contents.objects.items():
+        match = _IN_LAYER.fullmatch(place.name)
+        if match is None or match[2] is not None:
+            continue
+        del objects[place]
+        if match[4] is None:
+            name, at = f"{match[1]}{place.at[0]}.{match[3]}", place.at[1:] or (0,)
+            objects[Place(name, place.shape[1:] or (1,), at)] = value
+        else:
+            (layer, _, rest), (_, _, of) = match[4].partition("_"), match[5].partition("_")
+            objects[place._replace(name=f"{match[1]}{layer}.{match[3]}.{rest}_of_{of}")] = value
+    return Contents(tensors, objects, contents.common)
 
 
-def _in_hybrid(match: re.Match[str], layer: int) -> str:
-    second = match[3].startswith(("mlp.", "pre_mlp_layernorm."))
-    return f"{match[1]}{2 * layer + second}.{match[3]}"
-
-
-def _in_gpt(match: re.Match[str]) -> str:
-    return f"{match[1]}{int(match[2]) // 2}.{match[3]}"
-
-
-def _rest(match: re.Match[str]) -> str:
-    return "" if match[4] is None else f".{match[4]}_of_{match[5]}"
-
-
-def _without_layer(match: re.Match[str]) -> tuple[int, str]:
-    (layer, *at), (_, *of) = match[4].split("_"), match[5].split("_")
-    return int(layer), f".{'_'.join(at)}_of_{'_'.join(of)}"
+def _stacked(contents: Contents, layers: int) -> Contents:
+    """The other way: every tensor gets an axis of layers, every object a place on it."""
+    tensors, objects = dict(contents.tensors), dict(contents.objects)
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for name in contents.tensors:
+        if match := _IN_LAYER.fullmatch(name):
+            stacks.setdefault(f"{match[1]}{match[3]}", {})[int(match[2])] = tensors.pop(name)
+    tensors |= {name: torch.stack([own[layer] for layer in range(layers)]) for name, own in stacks.items()}
+    for place, value in contents.objects.items():
+        if (match := _IN_LAYER.fullmatch(place.name)) is None:
+            continue
+        del objects[place]
+        name, layer = f"{match[1]}{match[3]}", int(match[2])
+        if match[4] is not None:
+            objects[place._replace(name=f"{name}.{layer}_{match[4]}_of_{layers}_{match[5]}")] = value
+        elif (place.shape, place.at) == ((1,), (0,)):
+            objects[Place(name, (layers,), (layer,))] = value
+        else:
+            objects[Place(name, (layers, *place.shape), (layer, *place.at))] = value
+    return Contents(tensors, objects, contents.common)
 
 
 def _publish(source: Path, root: Path, changes: dict[str, Any]) -> None:
