@@ -69,15 +69,15 @@ def requested(args: argparse.Namespace, trained: "Trained") -> Iterator[Callback
     if watches_logits(args):
         logits = group_of_all("largest logit")
         yield Logged(lambda batch: _largest_logit(batch, logits))
+    sums = group_of_all("totals") if args.log_params_norm or trained.zeros is not None else None
     if args.log_params_norm:
-        norm, counted = group_of_all("norm of the weights"), totals.shares(trained.optimizer)
+        counted = totals.shares(trained.optimizer)
         yield Logged(
             lambda batch: Reduced(
-                totals.sum_of_squares(counted, device()), norm, lambda sums: {"params_norm": math.sqrt(sums[0])}
+                totals.sum_of_squares(counted, device()), sums, lambda found: {"params_norm": math.sqrt(found[0])}
             )
         )
     if (zeros := trained.zeros) is not None:
-        sums = group_of_all("zeros")
         yield Logged(
             lambda batch: Reduced(zeros.take(batch.number), sums, lambda found: {"num_zeros": round(found[0])})
         )
