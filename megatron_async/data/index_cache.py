@@ -11,9 +11,8 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -24,7 +23,7 @@ _MARKER = ".building"
 _LOCK = ".lock"
 
 
-def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
+def cache_folder(prefixes: Sequence[str], chosen: str | None) -> str:
     """Folder for the sample orders of these data sets.
 
     An order depends on the lengths of the documents only, so on the `.idx` files. Their sizes and first and last MiB
@@ -34,12 +33,8 @@ def cache_folder(prefixes: Iterable[str], chosen: str | None) -> str:
         prefixes: data prefixes, at least one.
         chosen: `--data-cache-path`; None takes `index_cache` beside the first prefix.
     """
-    prefixes = list(prefixes)
-    digest = hashlib.sha256()
-    for prefix in prefixes:
-        _read_into(digest, prefix, prefix)
     base = Path(prefixes[0]).parent / "index_cache" if chosen is None else Path(chosen)
-    return str(base / digest.hexdigest()[:16])
+    return str(base / _digest(zip(prefixes, prefixes, strict=True))[:16])
 
 
 def contents(sources: DataSources) -> str | None:
@@ -47,19 +42,21 @@ def contents(sources: DataSources) -> str | None:
     blend = sources.blend if sources.per_split is None else sources.per_split[0]
     if blend is None or not all(is_local(prefix) for prefix in blend.prefixes):
         return None
+    weights: Sequence[object] = blend.weights or [None] * len(blend.prefixes)
+    return _digest(zip(blend.prefixes, weights, strict=True))
+
+
+def _digest(sets: Iterable[tuple[str, object]]) -> str:
+    """Digest of the indices of data prefixes, each with what else tells it from others."""
     digest = hashlib.sha256()
-    for prefix, weight in zip(blend.prefixes, blend.weights or (None,) * len(blend.prefixes), strict=True):
-        _read_into(digest, prefix, str(weight))
+    for prefix, more in sets:
+        with open(f"{prefix}.idx", "rb") as file:
+            size = file.seek(0, 2)
+            digest.update(f"{more} {size}\n".encode())
+            for start in (0, max(0, size - _SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def _read_into(digest: Any, prefix: str, name: str) -> None:
-    with open(f"{prefix}.idx", "rb") as file:
-        size = file.seek(0, 2)
-        digest.update(f"{name} {size}\n".encode())
-        for start in (0, max(0, size - _SAMPLE_BYTES)):
-            file.seek(start)
-            digest.update(file.read(_SAMPLE_BYTES))
 
 
 @contextlib.contextmanager
