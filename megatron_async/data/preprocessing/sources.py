@@ -11,19 +11,20 @@
 
 import glob
 import gzip
+import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
 
 Format = Literal["jsonl", "text", "parquet", "dataset"]
-FORMATS: tuple[Format, ...] = ("jsonl", "text", "parquet", "dataset")
+FORMATS: tuple[Format, ...] = get_args(Format)
 TextUnit = Literal["file", "paragraph", "line"]
-TEXT_UNITS: tuple[TextUnit, ...] = ("file", "paragraph", "line")
+TEXT_UNITS: tuple[TextUnit, ...] = get_args(TextUnit)
 _ENDINGS: dict[Format, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz"),
     "text": (".txt", ".md", ".py", ".txt.gz", ".md.gz", ".py.gz"),
@@ -151,25 +152,18 @@ def _record(where: str, fields: Mapping[str, Any], keys: Sequence[str]) -> Itera
 
 
 def _text(source: Source, options: PreprocessOptions) -> Iterator[Record]:
-    with _open(source.path) as file:
+    with io.TextIOWrapper(_open(source.path), encoding="utf-8-sig", newline="\n") as file:  # line ends stay
+        lines = enumerate(file, start=1)
         if options.text_unit == "file":
-            yield Record(source.path, (file.read().removeprefix(_UTF8_MARK).decode(),))
-            return
-        lines = (line.removeprefix(_UTF8_MARK).decode() for line in file)
-        if options.text_unit == "line":
-            for number, line in enumerate(lines, start=1):
+            yield Record(source.path, (file.read(),))
+        elif options.text_unit == "line":
+            for number, line in lines:
                 yield Record(f"{source.path}, line {number}", (line.rstrip("\r\n"),))
-        else:
-            yield from _paragraphs(source.path, lines)
-
-
-def _paragraphs(path: str, lines: Iterable[str]) -> Iterator[Record]:
-    """Runs of lines that are not blank."""
-    numbered = enumerate(lines, start=1)
-    for filled, run in groupby(numbered, key=lambda entry: bool(entry[1].strip())):
-        if filled:
-            (start, first), *rest = run
-            yield Record(f"{path}, line {start}", (first + "".join(line for _, line in rest),))
+        else:  # runs of lines that are not blank
+            for filled, run in groupby(lines, key=lambda entry: bool(entry[1].strip())):
+                if filled:
+                    numbers, texts = zip(*run, strict=True)
+                    yield Record(f"{source.path}, line {numbers[0]}", ("".join(texts),))
 
 
 def _rows(source: Source, options: PreprocessOptions) -> Iterator[Record | Problem]:
