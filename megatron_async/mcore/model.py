@@ -4,7 +4,7 @@
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_attr_wrapped_model
 
-from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.training import gpt_config_from_args
 
 
@@ -151,13 +150,6 @@ def build_model(config: Any, groups: ProcessGroupCollection, vp_stage: int | Non
             post_process=is_vp_last_stage(vp_stage or 0, virtual) and is_pp_last_stage(groups.pp),
             vp_stage=vp_stage,
         )
-
-
-@contextlib.contextmanager
-def on_meta_device() -> Iterator[None]:
-    """Let Megatron make parameters on the meta device: shapes without memory."""
-    with temporary.CURRENT_DEVICE.replaced(lambda original: lambda: torch.device("meta")):
-        yield
 
 
 def tied_embedding(chunk: torch.nn.Module) -> torch.nn.Parameter | None:

@@ -6,21 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
-from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel.random import _fork_rng
 
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
-    """Restore all RNG states on exit: Python's, NumPy's, torch's (CPU and this rank's GPU) and Megatron's tracker's."""
-    tracker = tensor_parallel.get_cuda_rng_tracker()
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state()
-    tracked = tracker.get_states()
+    """Restore all RNG states on exit: Python's, NumPy's, and, as Megatron does, torch's (CPU and this rank's GPU) and
+    its tracker's."""
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with _fork_rng():
+            yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.cuda.set_rng_state(states[3])
-        torch.set_rng_state(states[2])
-        tracker.set_states(tracked)
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -15,8 +15,9 @@ from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
-from megatron_async.mcore.model import build_model, layers_by_chunk, on_meta_device
+from megatron_async.mcore.model import build_model, layers_by_chunk
 from megatron_async.mcore.parallel import pretend_rank, tensor_shards
+from megatron_async.mcore.patches import temporary
 from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
 from megatron_async.optim import options
@@ -205,7 +206,7 @@ def _first_rank_of(args: argparse.Namespace) -> Iterator[None]:
     """Process groups of the first rank without the other processes, and parameters without memory."""
     pretend_rank(args, 0)
     try:
-        with on_meta_device():
+        with temporary.CURRENT_DEVICE.replaced(lambda original: lambda: torch.device("meta")):
             yield
     finally:
         mpu.destroy_model_parallel()
