@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megatron_async.config import arguments
 from megatron_async.planning import measure
-from megatron_async.planning.parameters import blocks
+from megatron_async.planning.timing import BlockTime
 from megatron_async.training import run
 from megatron_async.training.callbacks import Callback, CompletedBatch
 from megatron_async.training.loop import Loop
@@ -35,9 +35,6 @@ def train(line: Sequence[str]) -> tuple[str, list[float]]:
     return str(args.pipeline_model_parallel_layout), times.batches
 
 
-def block_times(line: Sequence[str], seconds: float) -> list[float]:
-    """Job for one process: seconds of each block of the model, forward and backward, timed alone."""
-    args = arguments.parse([*line, "--dry-run"])
-    found = [own.total for own in measure.block_times(args, seconds)]
-    assert len(found) == len(blocks(args))
-    return found
+def block_times(line: Sequence[str], seconds: float) -> list[BlockTime]:
+    """Job for one process: the times of each block of the model, timed alone."""
+    return measure.block_times(arguments.parse([*line, "--dry-run"]), seconds)

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import results
 from benchmarks.processes import Pool
-from megatron_async.planning.split import Ends, cut, on_ranks, option
-from megatron_async.planning.timing import BlockTime, period, simulator, stage_costs
+from megatron_async.planning.judge import fastest
+from megatron_async.planning.split import Ends, on_ranks, option
+from megatron_async.planning.timing import batch_seconds, stage_costs
 
 MODELS = {
     "tiny": ("--model tiny --vocab-size 4000", 8),
@@ -65,17 +66,15 @@ def simulated(pool: Pool, model: str, seconds: float) -> list[dict[str, Any]]:
     line = [word for word in RUN.split() if word not in ("--pipeline-schedule", "2bw")]
     line[line.index("--pipeline-model-parallel-size") + 1] = "1"
     times = pool.run(f"{_JOBS}:block_times", [*line, *words.split()], seconds, ranks=1, timeout=600)[0]
-    blocks = [BlockTime(own / 3, own * 2 / 3) for own in times]
-    sums = list(itertools.accumulate(times, initial=0.0))
     rows = []
     for stages in (4, 8):
         if layers + 1 < stages:
             continue
 
         def batch(ends: Ends, stages: int = stages) -> float:
-            return period(simulator("2bw", stages, 2 * stages), stage_costs(on_ranks(blocks, ends, stages)))
+            return batch_seconds("2bw", stage_costs(on_ranks(times, ends, stages)), 2 * stages)
 
-        chosen = cut(len(times), stages, lambda part, start, end: sums[end] - sums[start])
+        chosen = fastest("2bw", times, stages, 2 * stages)
         assert chosen is not None
         best = min(map(batch, every_split(layers, stages)))
         split = option(chosen, None)[1]

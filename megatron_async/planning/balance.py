@@ -5,8 +5,6 @@ import argparse
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import accumulate, permutations
 from typing import Any
 
 from megatron_async.checkpoint.manifest import arguments_as_json
@@ -14,17 +12,16 @@ from megatron_async.models import hybrid
 from megatron_async.planning import devices, split
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
+from megatron_async.planning.judge import SIMULATIONS, fastest, pairs
 from megatron_async.planning.memory import StageMemory
 from megatron_async.planning.parameters import Block, blocks
 from megatron_async.planning.resolve import microbatches_of, pad_vocabulary
-from megatron_async.planning.split import Ends, cut, cut_pairs, on_ranks, option, places
-from megatron_async.planning.timing import BlockTime, Exchange, batch_time, period, simulator, stage_costs
+from megatron_async.planning.split import Ends, cut, on_ranks, option
+from megatron_async.planning.timing import BlockTime, Exchange, batch_time, of_batch, stage_costs
 from megatron_async.schedules.arguments import schedule_of
 
 GIVEN = "given"
 RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-SIMULATIONS = 300
-"""Most simulations to improve a split for ranks that hold two parts."""
 
 
 class NoSplit(ValueError):
@@ -137,15 +134,14 @@ def settle(args: argparse.Namespace, device: Device, model: Sequence[Block], tim
         chosen = choose(known, model, times, None)
     _put(args, chosen.ends)
     args._resolved = arguments_as_json(args)
-    costs = CostModel(known, device)
-    args._balance = [*report(known, chosen.ends, times, costs.exchange(costs.work(model))), *notes]
+    args._balance = [*report(known, chosen.ends, times, CostModel(known, device).exchange(model)), *notes]
 
 
 def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exchange: Exchange) -> list[str]:
     """A split in words: the share of each stage, and the idle time that is left."""
     stages = args.pipeline_model_parallel_size
     parts = on_ranks(times, ends, stages)
-    totals = [sum(own.total for chunk in chunks for own in chunk) for chunks in parts]
+    totals = of_batch(stage_costs(parts), microbatches_of(args))
     time = batch_time(args.pipeline_schedule, parts, microbatches_of(args), exchange)
     measured = args.pipeline_balance == "measured"
     name, value = split_option(args, ends)
@@ -155,7 +151,7 @@ def report(args: argparse.Namespace, ends: Ends, times: Sequence[BlockTime], exc
         + ("timed on this device" if measured else f"estimated for {args.plan_device}")
     ]
     for stage, total in enumerate(totals):
-        share = f"{total / max(totals):.1%} of the slowest stage's compute"
+        share = f"{total / max(totals):.1%} of the slowest stage's time"
         lines.append(f"stage {stage}: {' and '.join(own or 'no layer' for own in words[stage::stages])}, {share}")
     return [*lines, f"planned batch: {1000 * time.seconds:.4g} ms", f"idle: {time.idle_text}"]
 
@@ -178,14 +174,14 @@ def choose(
         NoSplit: see there.
     """
     held = StageMemory(args, model)
-    stages, totals = args.pipeline_model_parallel_size, [own.total for own in times]
+    stages, totals = args.pipeline_model_parallel_size, [own.of_batch(microbatches_of(args)) for own in times]
     if schedule_of(args).chunks > 1:
         unit = sum(totals) or 1.0
         splits: Iterable[Ends] = pairs(
             args.pipeline_schedule, tuple(round(own / unit, 4) for own in totals), stages, simulations
         )
     else:
-        splits = _cuts(totals, stages, held, limit)
+        splits = _cuts(args, times, held, limit)
     least: float = float("inf")
     for ends in splits:
         size = held.largest(ends)
@@ -196,56 +192,15 @@ def choose(
     raise NoSplit(args, limit, held.least() if schedule_of(args).chunks == 1 else int(least))
 
 
-def _cuts(times: Sequence[float], stages: int, held: "StageMemory", limit: int | None) -> Iterator[Ends]:
+def _cuts(args: argparse.Namespace, times: Sequence[BlockTime], held: StageMemory, limit: int | None) -> Iterator[Ends]:
     """The fastest split, then the fastest that fit the memory, each with more room than the one before."""
-    sums = list(accumulate(times, initial=0.0))
-
-    def time(part: int, start: int, end: int) -> float:
-        return sums[end] - sums[start]
-
-    for room in (None, 1.0, 0.98, 0.95, 0.9) if limit is not None else (None,):
-        bound = None if room is None else room * (limit or 0)
-        ends = cut(len(times), stages, time, lambda *where, bound=bound: bound is None or held.part(*where) <= bound)
-        if ends is not None:
+    run = args.pipeline_schedule, times, args.pipeline_model_parallel_size, microbatches_of(args)
+    if (ends := fastest(*run)) is not None:
+        yield ends
+    for room in (1.0, 0.98, 0.95, 0.9) if limit is not None else ():
+        bound = room * (limit or 0)
+        if (ends := fastest(*run, lambda *where, bound=bound: held.part(*where) <= bound)) is not None:
             yield ends
-
-
-@lru_cache(maxsize=256)
-def pairs(schedule: str, times: tuple[float, ...], stages: int, simulations: int = SIMULATIONS) -> list[Ends]:
-    """Splits for ranks that hold two parts, the fastest under the simulated schedule first.
-
-    The best of a few is improved by moving one layer as long as that helps.
-    """
-
-    blocks = [BlockTime(own / 3, own * 2 / 3) for own in times]
-    made = simulator(schedule, stages, 2 * stages)
-
-    @cache
-    def seconds(ends: Ends) -> float:
-        return period(made, stage_costs(on_ranks(blocks, ends, stages)))
-
-    ordered = sorted(set(cut_pairs(times, stages)), key=lambda ends: (seconds(ends), ends))
-    if not ordered:
-        return []
-    best, improved, left = ordered[0], True, simulations
-    while improved and left > 0:
-        near = list(_neighbors(best))
-        left -= len(near)
-        nearest = min(near, key=seconds, default=best)
-        improved = seconds(nearest) < seconds(best) * (1 - 1e-9)
-        best = nearest if improved else best
-    return [best, *(ends for ends in ordered if ends != best)]
-
-
-def _neighbors(ends: Ends) -> Iterator[Ends]:
-    """Splits with one layer moved from a part to another; the parts between them shift by one."""
-    sizes = [end - start for start, end in places(ends)]
-    for source, target in permutations(range(len(sizes)), 2):
-        if sizes[source] > (2 if source == 0 else 1):
-            moved = list(sizes)
-            moved[source] -= 1
-            moved[target] += 1
-            yield tuple(accumulate(moved))
 
 
 def would_fit(args: argparse.Namespace, model: Sequence[Block], limit: int) -> str:

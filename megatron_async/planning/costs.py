@@ -1,17 +1,19 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Time of every block of a model for one micro-batch on a device, and of what stages exchange: estimates from FLOPs,
-bytes and launches."""
+"""Time of every block of a model on a device, and of what stages exchange: estimates from FLOPs, bytes and launches."""
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from megatron_async.models import hybrid
 from megatron_async.optim import options
+from megatron_async.optim.hyperparameters import Hyperparameters
+from megatron_async.optim.param_groups import ROLES
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import SUBLAYERS, Block, Parameter, on_stages
-from megatron_async.planning.resolve import keeps_scores, precision_of, step_values, width_of
+from megatron_async.planning.resolve import copies_of, keeps_scores, owners_of, precision_of, step_values, width_of
 from megatron_async.planning.timing import BlockTime, Exchange
 
 LAUNCHES = {
@@ -27,19 +29,14 @@ many."""
 _REDUCED = ("embedding", *SUBLAYERS, "head")
 """Kinds of parameters of sublayers that end with a collective of tensor parallelism."""
 _FP32 = 4
+_PASSES, _CORRECTED = 13, 11
+"""fp32 numbers that an update reads or writes for each parameter, and further ones for a correction of the delay. The
+gradient is read for its norm, scaled, read and cleared (5). Weight and about two buffers are read and written (6), the
+weight is copied to the next version (2). Error feedback copies the weight (2), subtracts twice and adds (9)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a rank would step on if it held a whole model, apart from or of its experts.
-
-    Attributes:
-        numbers: of parameters.
-        seconds: of matrix products and of gathers over tensor-parallel ranks.
-    """
-
-    numbers: int
-    seconds: float
+Step = Callable[[Sequence[Parameter]], float]
+"""Seconds of one batch's update of parameters that one rank owns."""
 
 
 class CostModel:
@@ -74,52 +71,62 @@ class CostModel:
             again = recomputes and layer
             backward = 2 * flops / speed + collectives + (forward if again else 0.0)
             found.append(BlockTime(forward, backward, (4 if again else 3) * launches * self._device.launch_seconds))
-        return found
+        updates = self.updates(model, self._step)
+        return [replace(own, update=update) for own, update in zip(found, updates, strict=True)]
 
-    def work(self, model: Sequence[Block]) -> tuple[Work, Work]:
-        """Work of a step, without experts and of experts."""
-        parameters = [own for block in on_stages(self._args, model) for own in block.parameters]
-        seconds = self._products()
-        dense, experts = ([own for own in parameters if own.is_expert == which] for which in (False, True))
-        return (
-            Work(sum(own.local for own in dense), sum(map(seconds, dense))),
-            Work(sum(own.local for own in experts), sum(map(seconds, experts))),
-        )
+    def updates(self, model: Sequence[Block], step: Step) -> list[float]:
+        """Seconds of one batch's update of each block; `step` has those of parameters without gathers."""
+        held = on_stages(self._args, model)
+        known = {alike: self._update(own, step) for alike, own in {own.alike: own for own in held}.items()}
+        return [known[own.alike] for own in held]
 
-    def _products(self) -> Callable[[Parameter], float]:
-        """Seconds of the products and gathers of a parameter's step, which elementwise steps do not have."""
-        args, device, optimizers = self._args, self._device, options.assignment(self._args)
-        values = {name: step_values(args, name) for name in optimizers.used()}
-
-        def seconds(own: Parameter) -> float:
-            chosen = values[optimizers[own.role]]
-            flops = sum(chosen.flops(*shape) for shape in own.matrices)
-            if not flops:
-                return 0.0
-            gathered = _FP32 * math.prod(own.shape) * (own.cut - 1) / device.bandwidth(own.cut)
-            return own.number * (flops / device.speed(chosen.precision) + gathered)
-
+    def _update(self, block: Block, step: Step) -> float:
+        """Ranks share it where they share the optimizer's state."""
+        if self._args.freeze_all_layers:
+            return 0.0
+        seconds = 0.0
+        for experts, ranks in enumerate(owners_of(self._args)):
+            own = [one for one in block.parameters if one.is_expert == bool(experts)]
+            seconds += (step(own) + sum(map(self._gather, own))) / ranks
         return seconds
 
-    def exchange(self, work: Iterable[Work]) -> Exchange:
-        """What stages exchange; gradients, states and steps are spread over the stages evenly."""
+    @cached_property
+    def _by_role(self) -> dict[str, Hyperparameters]:
+        optimizers = options.assignment(self._args)
+        values = {name: step_values(self._args, name) for name in optimizers.used()}
+        return {role: values[optimizers[role]] for role in ROLES}
+
+    def _gather(self, own: Parameter) -> float:
+        """Seconds until a tensor-parallel rank has the whole matrices of a matrix optimizer."""
+        whole = any(self._by_role[own.role].flops(*shape) for shape in own.matrices)
+        return _FP32 * own.local * (own.cut - 1) / self._device.bandwidth(own.cut) if whole else 0.0
+
+    def _step(self, parameters: Sequence[Parameter]) -> float:
+        """An estimate: memory traffic, and products of matrices."""
+        passes = _PASSES + (_CORRECTED if self._args.staleness_correction != "none" else 0)
+        seconds = passes * _FP32 * sum(own.local for own in parameters) / self._device.memory_bandwidth
+        for own in parameters:
+            values = self._by_role[own.role]
+            flops = own.number * sum(values.flops(*shape) for shape in own.matrices)
+            seconds += flops / self._device.speed(values.precision)
+        return seconds
+
+    def exchange(self, model: Sequence[Block]) -> Exchange:
+        """What stages exchange; gradients are spread over the stages evenly."""
         args, device = self._args, self._device
         stages = args.pipeline_model_parallel_size
         shard = args.tensor_model_parallel_size if args.sequence_parallel else 1
         message = self._tokens * args.hidden_size * self._width / shard
-        replicas = args.data_parallel_size
-        span = replicas * args.tensor_model_parallel_size
-        experts = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1)
+        span = args.data_parallel_size * args.tensor_model_parallel_size
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
-        reduction = update = 0.0
-        for own, ranks in zip(work, (replicas, max(1, span // experts)), strict=True):
-            size = own.numbers / stages * (_FP32 + (self._width if sharded else _FP32))
-            reduction += size * (ranks - 1) / ranks / device.bandwidth(span)
-            # Gradient, weight and about two buffers are read, all but the gradient written.
-            seconds = 7 * _FP32 * own.numbers / device.memory_bandwidth + own.seconds
-            update += seconds / stages / (ranks if sharded else 1)
+        width = _FP32 + (self._width if sharded else _FP32)
+        reduction = 0.0
+        for block in on_stages(args, model):
+            for own in block.parameters:
+                ranks = copies_of(args)[own.is_expert]
+                reduction += width * own.local / stages * (ranks - 1) / ranks / device.bandwidth(span)
         transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
-        return Exchange(transfer, reduction, update)
+        return Exchange(transfer, reduction)
 
     def _multiplied(self, parameter: Parameter) -> float:
         """Numbers of a parameter that a token is multiplied with on this rank."""

@@ -13,7 +13,7 @@ from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
 from megatron_async.planning.resolve import microbatches_of, precision_of
-from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, simulator, stage_costs
+from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, of_batch, simulator, stage_costs
 from megatron_async.schedules import Schedule, SimulationResult
 
 
@@ -29,7 +29,7 @@ class Plan:
         microbatches: per batch and pipeline.
         schedule, simulated: a few batches of it, in seconds of compute.
         bytes_by_kind: on every rank of each stage.
-        compute: seconds of one micro-batch on each stage, forward and backward.
+        compute: seconds of a batch on each stage: forwards, backwards and update.
         time: of a batch, and what keeps ranks idle.
         assumptions: one sentence each.
     """
@@ -76,8 +76,8 @@ def plan(args: argparse.Namespace) -> Plan:
         schedule=made.schedule,
         simulated=simulated,
         bytes_by_kind=[memory.stage_bytes(args, parts[i], i, simulated, activations) for i in range(len(parts))],
-        compute=[own.forward + own.backward for own in by_stage],
-        time=batch_time(args.pipeline_schedule, on_chunks, microbatches, costs.exchange(costs.work(model))),
+        compute=of_batch(by_stage, microbatches),
+        time=batch_time(args.pipeline_schedule, on_chunks, microbatches, costs.exchange(model)),
         assumptions=_assumptions(args, device),
     )
 

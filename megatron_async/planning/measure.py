@@ -4,6 +4,7 @@
 import argparse
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,10 +22,13 @@ from megatron_async.mcore.parallel import device, pretend_rank
 from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.models import gpt, hybrid
+from megatron_async.optim import corrections, options, registry
+from megatron_async.optim.step import MasterStep, StepContext, parts
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.parameters import Block, Parameter, blocks
+from megatron_async.planning.resolve import step_values
 from megatron_async.planning.timing import BlockTime
 
 SECONDS = 3.0
@@ -42,8 +46,8 @@ def kind_of(block: Block) -> Kind:
 def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[BlockTime]:
     """Time every block of the model of checked arguments on this rank's device; collectives are estimated.
 
-    The layers of a short model are timed one by one; embedding and head by the rest of the whole model's time. Must not
-    be called where torch.distributed is in use.
+    The layers of a short model are timed one by one; embedding and head by the rest of the whole model's time; updates
+    on random weights. Must not be called where torch.distributed is in use.
     """
     model = blocks(args)
     layers = list(map(kind_of, model[1:-1]))
@@ -65,12 +69,13 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
             mpu.destroy_model_parallel()
             dist.destroy_process_group()
     estimated, recomputes = CostModel(args, devices.find(args.plan_device)), args.recompute_granularity == "full"
-    found = []
+    found, updates = [], estimated.updates(model, partial(_update, args))
     for number, own in enumerate([ends[0], *(by_kind[kind] for kind in layers), ends[1]]):
         layer = 0 < number < len(model) - 1
         collectives = estimated.collectives(model[number])
         forward = own[0] + collectives
-        found.append(BlockTime(forward, own[1] + collectives + (forward if recomputes and layer else 0.0)))
+        backward = own[1] + collectives + (forward if recomputes and layer else 0.0)
+        found.append(BlockTime(forward, backward, update=updates[number]))
     return found
 
 
@@ -158,6 +163,32 @@ def _now() -> float:
     return time.perf_counter()
 
 
+def _update(args: argparse.Namespace, parameters: Sequence[Parameter]) -> float:
+    """Least time of one batch's update of parameters: norm, next weight version, step, gradients of the next batch."""
+    groups: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
+    chosen = options.assignment(args)
+    for own in parameters:
+        name = chosen[own.role]
+        shapes = own.matrices if registry.find(name).scope == "matrix" else (own.shape,)
+        made = (torch.randn(shape, device=device()) for _ in range(own.number) for shape in shapes)
+        groups[name] += map(torch.nn.Parameter, made)
+    optimizers = [registry.find(name).build(own, **vars(step_values(args, name))) for name, own in groups.items()]
+    weights = [weight for own in groups.values() for weight in own]
+    gradients, copies = (list(map(make, weights)) for make in (torch.randn_like, torch.empty_like))
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    step = MasterStep(optimizers, parts(correction=corrections.make(args.staleness_correction, 1.0, optimizers)))
+
+    def update() -> None:
+        with torch.no_grad():
+            torch.nn.utils.get_total_norm(gradients)
+            torch._foreach_copy_(copies, list(weights))
+            step(StepContext(0, clip_factor=0.9, corrected=True))
+            torch._foreach_zero_(copies)
+
+    return _fastest(update) if weights else 0.0
+
+
 class Measured:
     """Times of a run's blocks on this rank, taken before its process groups exist."""
 
@@ -167,9 +198,11 @@ class Measured:
 
     def settle(self) -> None:
         """Split the layers by the mean over all ranks, so that every rank chooses the same split. Collective."""
-        values = torch.tensor([[own.forward, own.backward] for own in self._times], dtype=torch.float64).to(device())
+        rows = [[own.forward, own.backward, own.update] for own in self._times]
+        values = torch.tensor(rows, dtype=torch.float64).to(device())
         dist.all_reduce(values)
-        times = [BlockTime(*row) for row in (values / dist.get_world_size()).tolist()]
+        mean = (values / dist.get_world_size()).tolist()
+        times = [BlockTime(forward, backward, update=update) for forward, backward, update in mean]
         balance.settle(self._args, devices.find(self._args.plan_device), self._model, times)
 
 

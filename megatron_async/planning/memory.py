@@ -13,7 +13,7 @@ from megatron_async.optim import options, registry
 from megatron_async.optim.param_groups import MATRIX_ROLES, Assignment
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.parameters import Block, Chunk, Parameter, Stage, on_stages
-from megatron_async.planning.resolve import microbatches_of, width_of
+from megatron_async.planning.resolve import microbatches_of, owners_of, width_of
 from megatron_async.planning.split import Ends, cut, places
 from megatron_async.planning.timing import simulator
 from megatron_async.reference.delay import delay_of
@@ -70,7 +70,7 @@ def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: i
     held: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     if args.freeze_all_layers:
         return held | {"weights": weight * sum(own.local for own in parameters)}
-    ranks, expert_ranks = _owners(args)
+    ranks, expert_ranks = owners_of(args)
     optimizers, delayed = options.assignment(args), delay > 0 or args.gradient_delay is not None
     for own in parameters:
         share = expert_ranks if own.is_expert else ranks
@@ -83,14 +83,6 @@ def fixed(args: argparse.Namespace, parameters: Iterable[Parameter], versions: i
     return held
 
 
-def _owners(args: argparse.Namespace) -> tuple[int, int]:
-    """Ranks that share the optimizer state of a parameter, and of an expert."""
-    if not (args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer):
-        return 1, 1
-    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
-    return args.data_parallel_size, args.world_size // experts
-
-
 def _largest_owner(args: argparse.Namespace, stage: Stage, delays: Sequence[int]) -> dict[str, float]:
     """State and correction of the rank that owns most, where ranks own whole parameters.
 
@@ -101,7 +93,7 @@ def _largest_owner(args: argparse.Namespace, stage: Stage, delays: Sequence[int]
     totals: list[Counter[int]] = [Counter(), Counter()]
     corrections: list[Counter[int]] = [Counter(), Counter()]
     for chunk, delay in zip(stage.chunks, delays, strict=True):
-        for experts, ranks in enumerate(_owners(args)):
+        for experts, ranks in enumerate(owners_of(args)):
             items = sorted(
                 (own for own in chunk.parameters if own.is_expert == bool(experts) for _ in range(own.number)),
                 key=lambda own: math.prod(own.shape),
@@ -190,11 +182,10 @@ class StageMemory:
         if (versions, delay) not in self._fixed:
             known: dict[Any, float] = {}
             sizes = []
-            for own in self._chunks:
-                alike = tuple((one.role, one.shape, one.number, one.kind) for one in own.parameters)
-                if alike not in known:
-                    known[alike] = sum(fixed(self._args, own.parameters, versions, delay).values())
-                sizes.append(known[alike])
+            for own in self._model:
+                if own.alike not in known:
+                    known[own.alike] = sum(fixed(self._args, own.parameters, versions, delay).values())
+                sizes.append(known[own.alike])
             self._fixed[versions, delay] = list(accumulate(sizes, initial=0.0))
         return self._fixed[versions, delay]
 

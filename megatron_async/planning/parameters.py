@@ -5,7 +5,7 @@ import argparse
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -77,6 +77,11 @@ class Block:
     """The smallest part of a model that a stage holds whole: embedding, a layer, or final norm with head."""
 
     parameters: tuple[Parameter, ...]
+
+    @property
+    def alike(self) -> Hashable:
+        """Equal for blocks whose parameters differ in their names alone."""
+        return tuple((own.role, own.kind, own.shape, own.number, own.matrices, own.cut) for own in self.parameters)
 
     def has(self, kind: str) -> bool:
         """Whether a parameter is of this kind, one of KINDS."""

@@ -53,6 +53,19 @@ def microbatches_of(args: argparse.Namespace) -> int:
     return microbatches
 
 
+def owners_of(args: argparse.Namespace) -> tuple[int, int]:
+    """Ranks that share the optimizer state of a parameter, and of an expert."""
+    if not (args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer):
+        return 1, 1
+    return copies_of(args)
+
+
+def copies_of(args: argparse.Namespace) -> tuple[int, int]:
+    """Ranks that hold the same parameter, and the same expert."""
+    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    return args.data_parallel_size, args.world_size // experts
+
+
 def width_of(args: argparse.Namespace) -> int:
     """Bytes of a weight or an activation."""
     return 2 if args.bf16 or args.fp16 else 4

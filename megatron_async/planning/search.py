@@ -5,11 +5,11 @@ import argparse
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_async.models import rules
 from megatron_async.planning.balance import RECOMPUTE, Choice, NoSplit, choose, split_option, variant
-from megatron_async.planning.costs import CostModel, Work
+from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
 from megatron_async.planning.resolve import key_value_heads, microbatches_of, pad_vocabulary
@@ -79,8 +79,7 @@ class Search:
         self._base, self._device = base, device
         self._micro_batches, self._recompute = micro_batches, recompute
         self._models: dict[tuple[int, int], list[Block]] = {}
-        self._work: dict[tuple[int, int, bool], tuple[Work, Work]] = {}
-        self._times: dict[tuple[int, int, int, bool], list[BlockTime]] = {}
+        self._times: dict[Layout, tuple[list[BlockTime], Exchange]] = {}
         self.nearest: tuple[int, Layout] | None = None
 
     def best(self, devices: int, schedules: Sequence[str], tensor: Sequence[int], pipeline: int) -> list[Outcome]:
@@ -158,26 +157,23 @@ class Search:
         return self._models[tensor, expert]
 
     def _costs(self, args: argparse.Namespace, layout: Layout) -> tuple[list[BlockTime], Exchange]:
-        costs, model = CostModel(args, self._device), self._model(args)
-        key = layout.tensor, layout.expert, layout.micro_batch, layout.recompute
+        delayed = SCHEDULES[layout.schedule].delayed  # its step has a correction
+        key = replace(layout, schedule=str(delayed))
         if key not in self._times:
-            self._times[key] = costs.blocks(model)
-        held = layout.tensor, layout.expert, layout.pipeline > 1  # whose last stage has a copy of a tied embedding
-        if held not in self._work:
-            self._work[held] = costs.work(model)
-        return self._times[key], costs.exchange(self._work[held])
+            costs, model = CostModel(args, self._device), self._model(args)
+            self._times[key] = costs.blocks(model), costs.exchange(model)
+        return self._times[key]
 
     def _bound(self, layout: Layout) -> float:
         """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
         args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
         times, exchange = self._costs(args, layout)
-        definition = SCHEDULES[layout.schedule]
-        slowest = max(sum(own.total for own in times) / layout.pipeline, *(own.total for own in times))
-        slots = microbatches_of(args)
-        if not definition.delayed:
-            filled = (slots + layout.pipeline - 1) * (slowest + 2 * exchange.transfer)
-            return filled + exchange.reduction + exchange.update
-        return slots * slowest + exchange.update
+        slots, delayed = microbatches_of(args), SCHEDULES[layout.schedule].delayed
+        if not delayed:
+            slots += layout.pipeline - 1
+        totals = [own.of_batch(slots) for own in times]
+        slowest = max(sum(totals) / layout.pipeline, *totals)
+        return slowest if delayed else slowest + 2 * slots * exchange.transfer + exchange.reduction
 
     def _outcome(self, devices: int, layout: Layout) -> Outcome | None:
         args = self.arguments(devices, layout)

@@ -32,7 +32,12 @@ _MIDDLES, _KEPT = 8, 4
 """Places of the middle, and ends of a rank's second part, that are followed up."""
 
 
-def cut(blocks: int, parts: int, cost: Cost, fits: Fits = lambda part, start, end: True) -> Ends | None:
+def anywhere(part: int, start: int, end: int) -> bool:
+    """No limit of what fits."""
+    return True
+
+
+def cut(blocks: int, parts: int, cost: Cost, fits: Fits = anywhere) -> Ends | None:
     """The split whose most expensive part is cheapest and, among equal ones, whose parts differ least.
 
     Returns:

@@ -2,8 +2,9 @@
 """Time of a batch from the simulator, and what keeps ranks idle, by cause."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from megatron_async.schedules import SCHEDULES, Simulator, StageCosts, make_schedule
 
@@ -14,29 +15,36 @@ BATCHES = 5
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Seconds of one micro-batch on the device, and of the host's launches.
+    """Seconds of a block.
 
     Attributes:
-        forward, backward: on the device, with collectives of tensor and expert parallelism; the backward recomputes.
-        launches: of the host, forward and backward together.
+        forward, backward: of one micro-batch on the device, with collectives of tensor and expert parallelism; the
+            backward recomputes.
+        launches: of the host for one micro-batch, forward and backward together.
+        update: of one batch's update of its parameters on the device.
     """
 
     forward: float
     backward: float
     launches: float = 0.0
+    update: float = 0.0
 
     @property
     def total(self) -> float:
+        """Of one micro-batch, forward and backward."""
         return self.forward + self.backward
+
+    def of_batch(self, microbatches: int) -> float:
+        """Of a batch of so many micro-batches: what stages are balanced by."""
+        return microbatches * self.total + self.update
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Seconds beside the compute: an activation between two stages, and the reductions and steps of a batch."""
+    """Seconds beside the compute: an activation between two stages, and the reductions of a batch."""
 
     transfer: float
     reduction: float
-    update: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class BatchTime:
 
     Attributes:
         seconds: of the batch.
-        compute: of the mean rank.
+        compute: forwards and backwards of the mean rank.
         idle: seconds added by each of CAUSES, one after the other.
     """
 
@@ -71,11 +79,12 @@ def stage_costs(parts: Sequence[Sequence[Sequence[BlockTime]]], *, host: bool = 
     for chunks in parts:
         blocks = [block for chunk in chunks for block in chunk]
         forward, backward = sum(block.forward for block in blocks), sum(block.backward for block in blocks)
+        update = sum(block.update for block in blocks)
         factor = max(1.0, sum(block.launches for block in blocks) / (forward + backward or 1.0)) if host else 1.0
         totals = [sum(block.total for block in chunk) for chunk in chunks]
         whole = sum(totals)
         shares = tuple(total / whole for total in totals) if len(chunks) > 1 and whole else ()
-        found.append(StageCosts(forward * factor, backward * factor, shares=shares))
+        found.append(StageCosts(forward * factor, backward * factor, update, shares))
     return found
 
 
@@ -89,30 +98,36 @@ def batch_time(
         microbatches: per batch and pipeline.
     """
     costs, hosted = stage_costs(parts), stage_costs(parts, host=True)
+    alone, alone_hosted = ([replace(own, update=0.0) for own in each] for each in (costs, hosted))
     totals = [own.forward + own.backward for own in costs]
-    mean, slowest = sum(totals) / len(totals), max(totals)
-    times = [
-        microbatches * mean,
-        microbatches * slowest,
-        _seconds(name, tuple(costs), microbatches, 0.0),
-        _seconds(name, tuple(costs), microbatches, exchange.transfer),
-        _seconds(name, tuple(hosted), microbatches, exchange.transfer),
-    ]
+    slowest = max(totals)
     reduction = exchange.reduction
     if SCHEDULES[name].delayed:  # an update is due when its batch's weights are, in the next batch
         reduction = max(0.0, reduction - (microbatches - len(costs) + 1) * slowest)
-    times.append(times[-1] + reduction + exchange.update)
-    idle = {cause: max(0.0, times[i + 1] - times[i]) for i, cause in enumerate(CAUSES)}
+    times = [
+        microbatches * sum(totals) / len(totals),
+        microbatches * slowest,
+        batch_seconds(name, alone, microbatches),
+        batch_seconds(name, alone, microbatches, exchange.transfer),
+        batch_seconds(name, alone_hosted, microbatches, exchange.transfer),
+        batch_seconds(name, hosted, microbatches, exchange.transfer) + reduction,
+    ]
+    idle = {cause: max(0.0, after - before) for cause, (before, after) in zip(CAUSES, pairwise(times), strict=True)}
     return BatchTime(times[0] + sum(idle.values()), times[0], idle)
 
 
-def _seconds(name: str, costs: tuple[StageCosts, ...], microbatches: int, transfer: float) -> float:
+def of_batch(costs: Sequence[StageCosts], microbatches: int) -> list[float]:
+    """Seconds of each rank for a batch: forwards, backwards and update."""
+    return [microbatches * (own.forward + own.backward) + own.update for own in costs]
+
+
+def batch_seconds(name: str, costs: Sequence[StageCosts], microbatches: int, transfer: float = 0.0) -> float:
     """Seconds of a batch; one of many micro-batches from two smaller ones, since each further one adds the same."""
     stages = len(costs)
     small, large = 2 * stages, 3 * stages
     if microbatches <= large:
-        return _period(name, costs, microbatches, transfer)
-    first, second = (_period(name, costs, number, transfer) for number in (small, large))
+        return _period(name, tuple(costs), microbatches, transfer)
+    first, second = (_period(name, tuple(costs), number, transfer) for number in (small, large))
     return second + (microbatches - large) * (second - first) / (large - small)
 
 

@@ -200,7 +200,11 @@ def _trained(args: argparse.Namespace, vocabulary: int) -> Trained:
         optimizer=optimizer,
         scheduler=scheduler,
         optimizers=list(optimizer.chained_optimizers) if by_chunk else [optimizer],
-        correction=corrections.make(args.staleness_correction, args.correction_strength, optimizer),
+        correction=corrections.make(
+            args.staleness_correction,
+            args.correction_strength,
+            [inner.optimizer for inner in inner_optimizers(optimizer)],
+        ),
         statistics=statistics,
         zeros=totals.GradientZeros(totals.shares(optimizer), device()) if args.log_num_zeros_in_grad else None,
     )

@@ -15,8 +15,9 @@ from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.resolve import microbatches_of
 from megatron_async.planning.split import on_ranks
-from megatron_async.planning.timing import BlockTime
+from megatron_async.planning.timing import BlockTime, of_batch, stage_costs
 from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
 
@@ -45,17 +46,17 @@ class Expected:
     def reduce(self, group: dist.ProcessGroup | None, seconds: Mapping[str, float]) -> Reduced[Mapping[str, Any]]:
         """`report` of all stages, each by its slowest rank, from this rank's mean seconds of a batch by kind."""
         computed = torch.zeros(self.args.pipeline_model_parallel_size, dtype=torch.float64, device=device())
-        computed[mpu.get_pipeline_model_parallel_rank()] = seconds["F"] + seconds["B"]
+        computed[mpu.get_pipeline_model_parallel_rank()] = sum(seconds.values())
         return Reduced(computed, group, self.report, dist.ReduceOp.MAX)
 
     def report(self, seconds: Sequence[float]) -> Mapping[str, Any]:
-        """Milliseconds of each stage, and a hint where one is slow, from the compute of each stage for a batch."""
+        """Milliseconds of each stage, and a hint where one is slow, from the seconds of each stage for a batch."""
         values: dict[str, Any] = {"stage_compute_ms": [1000 * own for own in seconds]}
         hint = self.hint(seconds) if min(seconds) > 0 else None
         return values | ({"stage_hint": hint} if hint else {})
 
     def hint(self, seconds: Sequence[float]) -> str | None:
-        """What to do about the slowest stage, from the compute of each stage for a batch.
+        """What to do about the slowest stage, from the seconds of each stage for a batch.
 
         A stage's blocks share what was measured in proportion to their estimates.
         """
@@ -64,16 +65,16 @@ class Expected:
         if not 0 < others < seconds[slowest] / (1 + SLOW):
             return None
         text = f"stage {slowest} is {seconds[slowest] / others - 1:.0%} slower than the others"
-        layers, scaled = layers_by_chunk(self.args), list(self.times)
+        layers, scaled, microbatches = layers_by_chunk(self.args), list(self.times), microbatches_of(self.args)
         for stage, chunks in enumerate(layers):
             numbers = [layer + 1 for chunk in chunks for layer in chunk]
             numbers = [0] * (stage == 0) + numbers + [len(scaled) - 1] * (stage == len(layers) - 1)
-            by = seconds[stage] / (sum(self.times[number].total for number in numbers) or 1.0)
+            by = seconds[stage] / (sum(self.times[number].of_batch(microbatches) for number in numbers) or 1.0)
             for number in numbers:
-                scaled[number] = BlockTime(self.times[number].forward * by, self.times[number].backward * by)
+                own = self.times[number]
+                scaled[number] = BlockTime(own.forward * by, own.backward * by, update=own.update * by)
         better = balance.choose(self.args, self.model, scaled, simulations=0).ends
-        stages = on_ranks(scaled, better, len(seconds))
-        least = max(sum(own.total for part in parts for own in part) for parts in stages)
+        least = max(of_batch(stage_costs(on_ranks(scaled, better, len(seconds))), microbatches))
         if least < 0.98 * seconds[slowest]:
             name, split = balance.split_option(self.args, better)
             return (

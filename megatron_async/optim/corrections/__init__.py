@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Corrections of the gradient delay, by the values of `--staleness-correction`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+import torch
 
-from megatron_async.mcore.optimizer import inner_optimizers
 from megatron_async.optim.corrections.base import PREVIOUS_UPDATE, Correction, leave_out
 from megatron_async.optim.corrections.error_feedback import ErrorFeedback
 from megatron_async.optim.corrections.gradients import (
@@ -40,8 +39,6 @@ _CLASSES: Mapping[str, type[Correction]] = {
 CORRECTIONS = ("none", *_CLASSES)
 
 
-def make(name: str, strength: float, optimizer: MegatronOptimizer) -> Correction | None:
-    """The correction of a Megatron optimizer; None for "none"."""
-    if name == "none":
-        return None
-    return _CLASSES[name]([inner.optimizer for inner in inner_optimizers(optimizer)], strength)
+def make(name: str, strength: float, optimizers: Iterable[torch.optim.Optimizer]) -> Correction | None:
+    """The correction of the steps of torch optimizers; None for "none"."""
+    return None if name == "none" else _CLASSES[name](optimizers, strength)

@@ -17,9 +17,17 @@ from megatron_async.mcore.training import num_floating_point_operations  # noqa:
 from megatron_async.planning import balance, devices  # noqa: E402
 from megatron_async.planning.costs import CostModel  # noqa: E402
 from megatron_async.planning.estimate import Plan, plan  # noqa: E402
+from megatron_async.planning.judge import fastest, pairs  # noqa: E402
 from megatron_async.planning.parameters import blocks  # noqa: E402
-from megatron_async.planning.split import cut  # noqa: E402
-from megatron_async.planning.timing import CAUSES, BlockTime, period, simulator, stage_costs  # noqa: E402
+from megatron_async.planning.split import cut, on_ranks  # noqa: E402
+from megatron_async.planning.timing import (  # noqa: E402
+    CAUSES,
+    BlockTime,
+    batch_seconds,
+    period,
+    simulator,
+    stage_costs,
+)
 
 H100 = devices.find("h100")
 HYBRID = (
@@ -157,7 +165,7 @@ def test_the_largest_model_on_64_devices(parsed, schedule):
     if schedule == "2bw":
         args = parsed(f"{RECOMPUTED} --pipeline-model-parallel-size 8", 64)
         result = plan(args)
-        layer_times = [own.total for own in CostModel(args, H100).blocks(blocks(args))]
+        layer_times = [own.of_batch(result.microbatches) for own in CostModel(args, H100).blocks(blocks(args))]
         least = _least(layer_times, 8)
         assert max(result.compute) == pytest.approx(least)
 
@@ -275,6 +283,24 @@ def test_the_split_is_the_best_of_all_under_the_simulator(schedule, stages, chun
         sums = [sum(times[:end]) for end in range(len(times) + 1)]
         chosen = cut(len(times), stages, lambda part, start, end: sums[end] - sums[start])
     else:
-        chosen = balance.pairs(schedule, times, stages)[0]
+        chosen = pairs(schedule, times, stages)[0]
     inner = itertools.combinations(range(2, len(times)), stages * chunks - 1)
     assert seconds(chosen) <= 1.001 * min(seconds((*ends, len(times))) for ends in inner)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "2bw-eager"])
+def test_updates_count_where_stages_are_balanced(schedule):
+    """A large vocabulary: milliseconds about as measured on a CPU. With many micro-batches updates hardly count."""
+    microbatches = 4
+    layer = BlockTime(3.5, 5.0, update=0.45 * microbatches)
+    embedding, head = BlockTime(0.4, 0.6, update=5.0 * microbatches), BlockTime(29.0, 32.0, update=3.7 * microbatches)
+    times = [embedding, *[layer] * 8, head]
+
+    def seconds(ends: tuple[int, ...]) -> float:
+        return batch_seconds(schedule, stage_costs(on_ranks(times, ends, 2)), microbatches)
+
+    best = fastest(schedule, times, 2, microbatches)
+    assert best == min(((end, len(times)) for end in range(2, len(times))), key=seconds) == (8, 10)
+    without = fastest(schedule, [replace(own, update=0.0) for own in times], 2, microbatches)
+    assert without == fastest(schedule, times, 2, 100 * microbatches) == (9, 10)
+    assert seconds(without) > 1.02 * seconds(best)
