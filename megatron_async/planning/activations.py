@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from megatron_async.planning import fused_activations, torch_activations
 from megatron_async.planning.parameters import SUBLAYERS, Block, Chunk
 from megatron_async.planning.resolve import keeps_scores, width_of
+from megatron_async.schedules.arguments import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,26 @@ class ActivationModel:
         return sum(map(self.layer, chunk.layers))
 
     def working(self, chunk: Chunk, last: bool) -> int:
-        """Bytes for one micro-batch at a time, whatever the number in flight: logits, and recomputed layers."""
-        recomputed = 0
-        if self.args.recompute_granularity == "full":
-            recomputed = max(map(self.layer, chunk.layers), default=0)
+        """Bytes for one micro-batch at a time, whatever the number in flight: logits, scores, recomputed layers."""
         vocabulary = self.args.padded_vocab_size // self.args.tensor_model_parallel_size
         # Logits in the model's precision and once more in fp32 for the cross entropy.
-        return recomputed + (self.tokens * vocabulary * (width_of(self.args) + 4) if last else 0)
+        logits = self.tokens * vocabulary * (width_of(self.args) + 4) if last else 0
+        return logits + max(map(self._working, chunk.layers), default=0)
+
+    def _working(self, number: int) -> int:
+        """Bytes of layer `number`: Megatron's local attention computes its scores in one buffer for all layers."""
+        args, scores = self.args, 0
+        if keeps_scores(args) and "attention" in self.layers[number]:
+            scores = self.tokens * args.seq_length * args.num_attention_heads // args.tensor_model_parallel_size
+        return scores * width_of(args) + (self.layer(number) if args.recompute_granularity == "full" else 0)
+
+    def messages(self, stage: int) -> int:
+        """Bytes of messages of a stage: sent ones that a neighbor has not taken, and the next one from each."""
+        schedule, stages = schedule_of(self.args), self.args.pipeline_model_parallel_size
+        neighbors = (stage > 0) + (stage < stages - 1)
+        if schedule.chunks > 1 and stages > 1:  # a ring
+            neighbors = 2
+        return neighbors * (schedule.untaken_sends(stages) + 1) * self._hidden()
 
     def layer(self, number: int) -> int:
         """Bytes that layer `number` keeps for one micro-batch."""

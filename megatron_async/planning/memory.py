@@ -46,7 +46,7 @@ def stage_bytes(
     if args.use_layer_wise_distributed_optimizer and not args.freeze_all_layers:
         held |= _largest_owner(args, stage, delays)
     last = index == args.pipeline_model_parallel_size - 1
-    held["activations"] = live_bytes(
+    held["activations"] = activations.messages(index) + live_bytes(
         simulated.live_activations[index],
         [activations.in_flight(chunk) for chunk in stage.chunks],
         [activations.working(chunk, last and chunk is stage.chunks[-1]) for chunk in stage.chunks],
@@ -175,7 +175,8 @@ class StageMemory:
         kept = [self._kept[end] - self._kept[start] for start, end in rows]
         logits = (self._logits if end == len(self._model) else 0 for _, end in rows)
         working = [max(self._recomputed[slice(*row)]) + own for row, own in zip(rows, logits, strict=True)]
-        return fixed + live_bytes(self._simulated.live_activations[stage], kept, working)
+        kept_and_working = live_bytes(self._simulated.live_activations[stage], kept, working)
+        return fixed + self._activations.messages(stage) + kept_and_working
 
     def _fixed_sums(self, versions: int, delay: int) -> list[float]:
         """Sums of the bytes of the first blocks without activations; layers of one kind are counted once."""
