@@ -116,11 +116,13 @@ def markdown(
     milliseconds: Mapping[str, Milliseconds], curves: Mapping[tuple[str, str], Mapping[int, Curve]], batches: int
 ) -> str:
     """The table as it stands."""
+    machine = provenance.machine()
     lines = [
         "# Loss at equal wall-clock time, two stages",
         "",
-        f"Measured on {provenance.machine()}. Every run has the time of {batches} batches of 1F1B. Loss: validation,"
-        " nats per token, mean ± standard deviation over seeds. Difference: to 1F1B of the same seed.",
+        f"Measured on {machine['processor']}, {machine['usable_cores']} cores. Every run has the time of {batches}"
+        " batches of 1F1B. Loss: validation, nats per token, mean ± standard deviation over seeds. Difference: to"
+        " 1F1B with the same seed.",
         "",
         "| Optimizer | Variant | ms per batch | Batches | Seeds | Loss | Difference |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -153,7 +155,7 @@ def figure(milliseconds: Mapping[str, Milliseconds], curves: Mapping[tuple[str, 
             seconds = [point[0][0] * own / 1e3 for point in points]
             losses = [statistics.fmean(loss for _, loss in point) for point in points]
             axes.plot(seconds, losses, color=color, label=variant, marker="o", markersize=3)
-        axes.set(title=optimizer, xlabel="seconds of training", ylabel="validation loss (nats per token)", yscale="log")
+        axes.set(title=optimizer, xlabel="seconds of training", ylabel="validation loss (nats per token)")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     return drawing

@@ -199,7 +199,9 @@ def figure(table: plan.Table, scale: plan.Scale, loss: plan.Loss) -> Figure:
         axes.set_title(f"this package, {scale.name}" if source is None else f"arXiv 2606.30634, {source}")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("gap to the synchronous twin (nats per token)")
-    panels[0].legend(frameon=False)
+    drawing.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(variants), frameon=False
+    )
     return drawing
 
 
