@@ -94,15 +94,30 @@ def pretend_rank(args: argparse.Namespace, rank: int) -> None:
 
 
 @contextlib.contextmanager
+def first_rank(args: argparse.Namespace) -> Iterator[None]:
+    """As `pretend_rank`, for the first rank and for a time."""
+    pretend_rank(args, 0)
+    with _groups_destroyed():
+        yield
+
+
+@contextlib.contextmanager
 def alone(args: argparse.Namespace) -> Iterator[None]:
     """Process groups of a job of one process, without a network."""
     backend = "nccl" if args.device == "cuda" else "gloo"
     dist.init_process_group(backend, rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore())
     mpu.initialize_model_parallel(create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    with _groups_destroyed():
+        yield
+
+
+@contextlib.contextmanager
+def _groups_destroyed() -> Iterator[None]:
     try:
         yield
     finally:
+        destroy_moe_metrics_tracker()
         mpu.destroy_model_parallel()
         dist.destroy_process_group()
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
 from megatron_async.mcore.model import build_model, layers_of_gpt_layer
-from megatron_async.mcore.parallel import device, pretend_rank
+from megatron_async.mcore.parallel import device, first_rank
 from megatron_async.mcore.patches import temporary
 from megatron_async.mcore.rng import fork_rng
 from megatron_async.models import gpt, hybrid
@@ -60,14 +58,8 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
         short.moe_layer_freq = args.moe_layer_freq[:length]
     tensor, experts = args.tensor_model_parallel_size, args.expert_model_parallel_size
     short.world_size = math.lcm(tensor, experts * (args.expert_tensor_parallel_size or 1))
-    with fork_rng(), temporary.ROUTER_LOSS_SCALE.replaced(lambda scale: None):
-        pretend_rank(short, 0)
-        try:
-            ends, by_kind = _measure(short, layers[:length], seconds)
-        finally:
-            destroy_moe_metrics_tracker()
-            mpu.destroy_model_parallel()
-            dist.destroy_process_group()
+    with fork_rng(), temporary.ROUTER_LOSS_SCALE.replaced(lambda scale: None), first_rank(short):
+        ends, by_kind = _measure(short, layers[:length], seconds)
     estimated, recomputes = CostModel(args, devices.find(args.plan_device)), args.recompute_granularity == "full"
     found, updates = [], estimated.updates(model, partial(_update, args))
     for number, own in enumerate([ends[0], *(by_kind[kind] for kind in layers), ends[1]]):

@@ -5,18 +5,15 @@ import argparse
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
-from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
 from megatron_async.mcore.model import build_model, layers_by_chunk
-from megatron_async.mcore.parallel import pretend_rank, tensor_shards
+from megatron_async.mcore.parallel import first_rank, tensor_shards
 from megatron_async.mcore.patches import temporary
 from megatron_async.models import gpt, hybrid
 from megatron_async.models.naming import global_names
@@ -135,7 +132,8 @@ def blocks(args: argparse.Namespace) -> list[Block]:
     alone.expert_model_parallel_size = experts  # one expert a rank, so that few modules are built
     tensor = args.tensor_model_parallel_size
     alone.world_size = math.lcm(tensor, experts * (args.expert_tensor_parallel_size or 1))
-    with _first_rank_of(alone):
+    on_meta = temporary.CURRENT_DEVICE.replaced(lambda original: lambda: torch.device("meta"))  # without memory
+    with first_rank(alone), on_meta:
         config = gpt.model_config(alone)
         config.transformer.transformer_impl = "local"  # the same parameters, and no GPU needed
         config.transformer.gradient_accumulation_fusion = False  # needs Apex, and no gradient is computed
@@ -204,15 +202,3 @@ def stages(args: argparse.Namespace, model: Sequence[Block] | None = None) -> li
         Stage(tuple(chunk((stage, number), layers) for number, layers in enumerate(chunks)))
         for stage, chunks in enumerate(parts)
     ]
-
-
-@contextmanager
-def _first_rank_of(args: argparse.Namespace) -> Iterator[None]:
-    """Process groups of the first rank without the other processes, and parameters without memory."""
-    pretend_rank(args, 0)
-    try:
-        with temporary.CURRENT_DEVICE.replaced(lambda original: lambda: torch.device("meta")):
-            yield
-    finally:
-        mpu.destroy_model_parallel()
-        dist.destroy_process_group()
