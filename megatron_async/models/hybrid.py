@@ -195,18 +195,12 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     for number, stage in enumerate(stages[1:-1], start=1):  # embedding and head can be stages of their own
         if not stage:
             yield f"{option}: stage {number} (from 0) has no layer. Give it one, or use fewer stages."
-    yield from _sizes(args, option)
-    if args.reset_attention_mask and Symbols.MAMBA in pattern:
-        yield f"{option} with --reset-attention-mask: Mamba layers carry their state across documents. Leave it out."
-
-
-def _sizes(args: argparse.Namespace, option: str) -> Iterator[str]:
-    if has(args, Symbols.MOE) and args.num_experts is None:
-        position = args.hybrid_layer_pattern.index(Symbols.MOE)
+    if Symbols.MOE in pattern and args.num_experts is None:
+        position = pattern.index(Symbols.MOE)
         yield f"{option}: E at position {position} needs --num-experts, --moe-ffn-hidden-size and --moe-router-topk."
-    if not has(args, Symbols.MOE) and args.num_experts is not None:
+    if Symbols.MOE not in pattern and args.num_experts is not None:
         yield f"--num-experts {args.num_experts}: {option} has no E. Add one, or leave --num-experts out."
-    if has(args, Symbols.MAMBA):
-        heads = mamba_heads(args)
-        if heads % args.mamba_num_groups:
-            yield f"{heads} Mamba heads cannot be divided among --mamba-num-groups {args.mamba_num_groups}. Change one."
+    if Symbols.MAMBA in pattern and (heads := mamba_heads(args)) % args.mamba_num_groups:
+        yield f"{heads} Mamba heads cannot be divided among --mamba-num-groups {args.mamba_num_groups}. Change one."
+    if Symbols.MAMBA in pattern and args.reset_attention_mask:
+        yield f"{option} with --reset-attention-mask: Mamba layers carry their state across documents. Leave it out."

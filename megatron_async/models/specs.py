@@ -51,15 +51,12 @@ def layer_spec(config: GPTModelConfig, vp_stage: int | None = None) -> Any:
     """Layer specs of this stage. Variants that no preset uses are left to Megatron."""
     transformer = config.transformer
     variant, local = transformer.experimental_attention_variant, transformer.transformer_impl == "local"
-    if variant not in (None, "gated_delta_net") or (variant is None and not local) or _is_special(transformer):
+    special = transformer.use_kitchen or transformer.heterogeneous_block_specs or transformer.mtp_num_layers
+    if special or variant not in (None, "gated_delta_net") or (variant is None and not local):
         return default_layer_spec(config, vp_stage)
     layers = [_layer(transformer, number) for number in layers_of_stage(transformer, vp_stage)]
     norm = backend_of(transformer).layer_norm(rms_norm=transformer.normalization == "RMSNorm", for_qk=False)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
-
-
-def _is_special(transformer: Any) -> bool:
-    return bool(transformer.use_kitchen or transformer.heterogeneous_block_specs or transformer.mtp_num_layers)
 
 
 def backend_of(transformer: Any) -> Any:
