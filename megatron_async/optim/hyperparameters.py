@@ -42,7 +42,8 @@ NON_NEGATIVE = Rule("[0, inf)", lambda value: _is_number(value) and 0 <= value <
 POSITIVE = Rule("(0, inf)", lambda value: _is_number(value) and 0 < value < math.inf)
 DECAY = Rule("[0, 1)", lambda value: _is_number(value) and 0 <= value < 1)
 """The rate of a moving average: the weight of its past."""
-OPTIONAL_POSITIVE = Rule("(0, inf)", lambda value: value is None or value in POSITIVE)
+FACTOR = Rule("(0, inf)", lambda value: value is None or value in POSITIVE)
+"""A positive factor, or None for the usual one."""
 COUNT = Rule("integers >= 1", lambda value: _is_number(value, int) and value >= 1)
 
 

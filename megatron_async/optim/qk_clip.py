@@ -53,64 +53,44 @@ def head_factors(maxima: Tensor, rule: ClipRule) -> tuple[Tensor, Tensor]:
     return (eta / keys.unsqueeze(-1)).clamp(max=1.0), keys
 
 
-def _rows(*blocks: tuple[Tensor, int]) -> Tensor:
-    """Factors of rows, [layers, rows], from blocks of rows that repeat with the groups.
+def clipped_rows(config: Any) -> dict[str, list[tuple[str, int]]]:
+    """Name of each projection that is clipped -> its rows in a group, block by block: what scales them, and how many.
 
-    Args:
-        blocks: factors of the equal parts of a block, [layers, groups, parts], and the rows of the block.
+    In multi-latent attention a head is a group of its own.
     """
-    spread = [factors.repeat_interleave(rows // factors.size(-1), dim=-1) for factors, rows in blocks]
-    return torch.cat(spread, dim=-1).flatten(1)
+    if getattr(config, "multi_latent_attention", False):
+        plain, rotary = config.qk_head_dim, config.qk_pos_emb_head_dim
+        name = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
+        keys_and_values = [("keys", plain), ("nothing", config.v_head_dim)]
+        return {name: [("queries", plain), ("both", rotary)], "linear_kv_up_proj": keys_and_values}
+    queries, *gates, keys, values = qkv_rows(config)
+    others = [("nothing", rows) for rows in gates]
+    return {"linear_qkv": [("queries", queries), *others, ("keys", keys), ("nothing", values)]}
 
 
-def row_factors(maxima: Tensor, groups: int, rows: Sequence[int], rule: ClipRule) -> Tensor:
-    """One factor for each row of fused projections.
+def row_factors(maxima: Tensor, groups: int, config: Any, rule: ClipRule) -> dict[str, Tensor]:
+    """One factor for each row of every projection of `clipped_rows`.
 
     Args:
         maxima: [layers, heads], the heads of a group one after the other.
         groups: key and value groups.
-        rows: rows of a group's queries, output gates (where there are four blocks), keys and values.
+        config: of the attentions.
         rule: the threshold and how a clip is shared.
 
     Returns:
-        [layers, groups * sum(rows)].
+        Name -> [layers, rows].
     """
     queries, keys = head_factors(maxima.unflatten(1, (groups, -1)), rule)
-    ones = torch.ones_like(keys := keys.unsqueeze(-1))
-    gates = [(ones, size) for size in rows[1:-2]]
-    return _rows((queries, rows[0]), *gates, (keys, rows[-2]), (ones, rows[-1]))
+    keys = keys.unsqueeze(-1)
+    factors = {"queries": queries, "keys": keys, "both": queries * keys, "nothing": torch.ones_like(keys)}
 
+    def spread(kind: str, rows: int) -> Tensor:
+        return factors[kind].repeat_interleave(rows // factors[kind].size(-1), dim=-1)
 
-def latent_row_factors(maxima: Tensor, sizes: tuple[int, int, int], rule: ClipRule) -> tuple[Tensor, Tensor]:
-    """One factor for each row of the up projections of multi-latent attention.
-
-    Args:
-        maxima: [layers, heads].
-        sizes: of a head: queries and keys without their rotary part, that part, values.
-        rule: the threshold and how a clip is shared.
-
-    Returns:
-        Of the queries, [layers, heads * (plain + rotary)]; of keys and values, [layers, heads * (plain + value)].
-    """
-    plain, rotary, value = sizes
-    queries, keys = head_factors(maxima.unsqueeze(-1), rule)
-    ones = torch.ones_like(keys := keys.unsqueeze(-1))
-    return _rows((queries, plain), (queries * keys, rotary)), _rows((keys, plain), (ones, value))
-
-
-def _row_factors(attention: Any, maxima: Tensor, rule: ClipRule) -> dict[str, Tensor]:
-    """Name of a projection that is clipped in every attention -> factors of its rows, [layers, rows]."""
-    config = attention.config
-    if not getattr(config, "multi_latent_attention", False):
-        groups = attention.num_query_groups_per_partition
-        return {"linear_qkv": row_factors(maxima, groups, qkv_rows(config), rule)}
-    sizes = config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim
-    queries, keys = latent_row_factors(maxima, sizes, rule)
-    name = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
-    return {name: queries, "linear_kv_up_proj": keys}
-
-
-_PROJECTIONS = ("linear_qkv", "linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
+    return {
+        name: torch.cat([spread(kind, rows) for kind, rows in blocks], dim=-1).flatten(1)
+        for name, blocks in clipped_rows(config).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +150,10 @@ class QkClip:
     def _of(self, maxima: Tensor | None) -> Mapping[str, Tensor] | None:
         if maxima is None or not maxima.numel():
             return None
-        return _row_factors(self._attentions[0], maxima, self._rule)
+        attention = self._attentions[0]
+        latent = getattr(attention.config, "multi_latent_attention", False)
+        groups = maxima.size(1) if latent else attention.num_query_groups_per_partition
+        return row_factors(maxima, groups, attention.config, self._rule)
 
 
 def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[int, _Target]:
@@ -178,9 +161,8 @@ def _targets(attentions: Sequence[Any], optimizer: MegatronOptimizer) -> dict[in
     targets = {
         id(param): (param, _Target(name, layer, param.size(1) if param.ndim > 1 else 1))
         for layer, attention in enumerate(attentions)
-        for name in _PROJECTIONS
-        if (projection := getattr(attention, name, None)) is not None
-        for param in (projection.weight, getattr(projection, "bias", None))
+        for name in clipped_rows(attention.config)
+        for param in (getattr(attention, name).weight, getattr(getattr(attention, name), "bias", None))
         if param is not None
     }
     whole = {id(master_of(param)): target for param, target in targets.values()}

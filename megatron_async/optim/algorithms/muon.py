@@ -19,15 +19,7 @@ from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
 
 from megatron_async.optim.algorithms.batches import Batch, batches
-from megatron_async.optim.hyperparameters import (
-    COUNT,
-    DECAY,
-    FLAG,
-    OPTIONAL_POSITIVE,
-    Hyperparameters,
-    hyperparameter,
-    literal,
-)
+from megatron_async.optim.hyperparameters import COUNT, DECAY, FACTOR, FLAG, Hyperparameters, hyperparameter, literal
 from megatron_async.optim.layout import LAYOUT
 from megatron_async.optim.registry import OptimizerSpec, register
 from megatron_async.optim.state import Group, State, StepwiseOptimizer
@@ -91,11 +83,7 @@ class MuonHyperparameters(ScaledHyperparameters):
         False, FLAG, "Nesterov momentum", "the paper, algorithm 2; almost no effect for Muon (A.1)", in_group=False
     )
     extra_scale_factor: float | None = hyperparameter(
-        None,
-        OPTIONAL_POSITIVE,
-        "takes the place of 0.2 in the spectral scale, of 1 in the others",
-        "none",
-        in_group=False,
+        None, FACTOR, "takes the place of 0.2 in the spectral scale, of 1 in the others", "none", in_group=False
     )
 
 

@@ -11,10 +11,18 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from megatron_async.optim import qk_clip, rules
-from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, latent_row_factors, row_factors
+from megatron_async.optim.qk_clip import ClipRule, QkClip, head_factors, row_factors
 from megatron_async.optim.step import MasterStep, StepContext, parts
 
 HEAD, HIDDEN = 4, 12
+
+
+def config(heads: int, groups: int, gate: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_attention_heads=heads, num_query_groups=groups, kv_channels=HEAD, attention_output_gate=gate
+    )
+
+
 RULE = ClipRule(threshold=100.0, alpha=0.3)
 
 
@@ -62,16 +70,16 @@ def test_a_fused_projection_is_its_separate_matrices(heads: int, groups: int, ga
         clipped_key[group] *= smallest ** (1 - 0.3)
         for head in own:
             clipped_query[head] *= min(1.0, min(1.0, 100.0 / maxima[head].item()) / smallest ** (1 - 0.3))
-    size = shared * HEAD
-    rows = (size, size, HEAD, HEAD) if gate else (size, HEAD, HEAD)
-    factors = row_factors(torch.stack([maxima, torch.zeros(heads)]), groups, rows, RULE)
-    assert torch.equal(factors[1], torch.ones(groups * sum(rows)))
+    both = torch.stack([maxima, torch.zeros(heads)])
+    factors = row_factors(both, groups, config(heads, groups, gate), RULE)["linear_qkv"]
+    assert torch.equal(factors[1], torch.ones(groups * (shared * (2 if gate else 1) + 2) * HEAD))
     torch.testing.assert_close(
         fused(query, key) * factors[0][:, None], fused(clipped_query, clipped_key), rtol=1e-5, atol=1e-6
     )
 
 
-def test_latent_attention_head_by_head() -> None:
+@pytest.mark.parametrize(("rank", "name"), [(None, "linear_q_proj"), (6, "linear_q_up_proj")])
+def test_latent_attention_head_by_head(rank: int | None, name: str) -> None:
     """Logits of a head above the threshold come down to it; shared rotary keys and values stay."""
     heads, plain, rotary, value, latent, tokens = 3, 4, 2, 5, 6, 7
     rule = ClipRule(threshold=20.0, alpha=0.3)
@@ -84,7 +92,9 @@ def test_latent_attention_head_by_head() -> None:
         return ((x @ query.mT) @ keys.mT).amax(dim=(1, 2))
 
     before = logits(query, key_value)
-    of_queries, of_keys = latent_row_factors(before[None], (plain, rotary, value), rule)
+    sizes = {"qk_head_dim": plain, "qk_pos_emb_head_dim": rotary, "v_head_dim": value, "q_lora_rank": rank}
+    factors = row_factors(before[None], heads, SimpleNamespace(multi_latent_attention=True, **sizes), rule)
+    of_queries, of_keys = factors[name], factors["linear_kv_up_proj"]
     of_queries, of_keys = of_queries.view(heads, -1, 1), of_keys.view(heads, -1, 1)
     after = logits(query * of_queries, key_value * of_keys)
     torch.testing.assert_close(after, before.clamp(max=20.0), rtol=1e-5, atol=0)
@@ -113,7 +123,7 @@ def test_logits_above_the_threshold_come_down_to_it(shared: int) -> None:
     weight[(shared + 2) * HEAD :] *= 0.25
     before = largest_logits(weight, x, groups, shared)
     assert (before[0] > 20).any() and (before[1] < 20).all()
-    factors = row_factors(before.view(1, -1), groups, (shared * HEAD, HEAD, HEAD), rule)
+    factors = row_factors(before.view(1, -1), groups, config(groups * shared, groups), rule)["linear_qkv"]
     after = largest_logits(weight * factors[0][:, None], x, groups, shared)
     assert after[0].max().item() == pytest.approx(20.0, rel=1e-5)
     assert (after[0] <= 20.001).all() and (after[0] <= before[0]).all()
@@ -124,13 +134,12 @@ class Model:
     """Two attentions with biases, whose projections a torch optimizer steps on; Megatron is not needed for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = SimpleNamespace(num_attention_heads=4, num_query_groups=2, kv_channels=HEAD)
         rows = 2 * (2 + 2) * HEAD
         self.layers = [
             SimpleNamespace(
                 linear_qkv=SimpleNamespace(weight=Parameter(torch.randn(rows, 6)), bias=Parameter(torch.randn(rows))),
                 num_query_groups_per_partition=2,
-                config=config,
+                config=config(4, 2),
             )
             for _ in range(2)
         ]
@@ -150,7 +159,7 @@ MAXIMA = torch.tensor([[150.0, 300.0, 10.0, 20.0], [1.0, 2.0, 3.0, 500.0]])
 
 
 def factors_of(layer: int) -> Tensor:
-    return row_factors(MAXIMA, 2, (2 * HEAD, HEAD, HEAD), RULE)[layer]
+    return row_factors(MAXIMA, 2, config(4, 2), RULE)["linear_qkv"][layer]
 
 
 def step_and_clip(params: list[Any], maxima: Tensor | None = MAXIMA) -> None:
