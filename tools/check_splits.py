@@ -111,13 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, default=5, help="batches of a turn (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="turns of every split (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of layers (default: %(default)s)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models (default: all)")
     options = parser.parse_args(argv)
     if min(options.batches, options.turns) < 1 or options.seconds < 0:
         parser.error("--batches and --turns must be at least 1, --seconds at least 0")
     used = results.machine()
     with Pool() as pool:
-        simulations = [row for model in MODELS for row in simulated(pool, model, options.seconds)]
-        rows = [measured(pool, model, options.batches, options.turns) for model in MODELS]
+        simulations = [row for model in options.models for row in simulated(pool, model, options.seconds)]
+        rows = [measured(pool, model, options.batches, options.turns) for model in options.models]
     results.publish(
         options,
         used,

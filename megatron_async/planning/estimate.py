@@ -2,18 +2,16 @@
 """A run's plan: parameters, layout over stages, schedule, memory and time, all from checked arguments."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_async.mcore.model import layers_by_chunk
 from megatron_async.mcore.training import num_floating_point_operations
 from megatron_async.planning import devices, memory
 from megatron_async.planning.activations import ActivationModel
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, stages
+from megatron_async.planning.parameters import Stage, active, blocks, count_by_kind, numbers_by_chunk, stages
 from megatron_async.planning.resolve import microbatches_of, precision_of
-from megatron_async.planning.timing import BatchTime, BlockTime, batch_time, of_batch, simulator, stage_costs
+from megatron_async.planning.timing import BatchTime, batch_time, of_batch, simulator, stage_costs
 from megatron_async.schedules import Schedule, SimulationResult
 
 
@@ -63,7 +61,8 @@ def plan(args: argparse.Namespace) -> Plan:
     by_kind = count_by_kind(parameter for stage in parts for parameter in stage.parameters)
     microbatches = microbatches_of(args)
     made = simulator(args.pipeline_schedule, args.pipeline_model_parallel_size, microbatches)
-    on_chunks = times_by_chunk(costs.blocks(model), layers_by_chunk(args))
+    times = costs.blocks(model)
+    on_chunks = [[[times[number] for number in chunk] for chunk in chunks] for chunks in numbers_by_chunk(args)]
     by_stage = stage_costs(on_chunks)
     simulated = made.run(by_stage)
     activations = ActivationModel.of(args, model)
@@ -80,14 +79,6 @@ def plan(args: argparse.Namespace) -> Plan:
         time=batch_time(args.pipeline_schedule, on_chunks, microbatches, costs.exchange(model)),
         assumptions=_assumptions(args, device),
     )
-
-
-def times_by_chunk(times: Sequence[BlockTime], layers: list[list[list[int]]]) -> list[list[list[BlockTime]]]:
-    """Times of the blocks on every chunk of every stage, from those of the model and the layers of each chunk."""
-    found = [[[times[layer + 1] for layer in chunk] for chunk in chunks] for chunks in layers]
-    found[0][0].insert(0, times[0])
-    found[-1][-1].append(times[-1])
-    return found
 
 
 def _assumptions(args: argparse.Namespace, device: Device) -> list[str]:

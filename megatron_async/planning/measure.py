@@ -5,7 +5,7 @@ import argparse
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import batched
@@ -25,20 +25,12 @@ from megatron_async.optim.step import MasterStep, StepContext, parts
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
 from megatron_async.planning.devices import Device
-from megatron_async.planning.parameters import Block, Parameter, blocks
+from megatron_async.planning.parameters import Parameter, blocks
 from megatron_async.planning.resolve import step_values
 from megatron_async.planning.timing import BlockTime
 
 SECONDS = 3.0
 _LEAST_ROUNDS = 5
-
-Kind = tuple[str, ...]
-"""Kinds of a layer's parameters: layers with the same ones take the same time."""
-
-
-def kind_of(block: Block) -> Kind:
-    """The kind of a layer."""
-    return tuple(sorted({own.kind for own in block.parameters}))
 
 
 def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[BlockTime]:
@@ -48,7 +40,7 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
     on random weights. Must not be called where torch.distributed is in use.
     """
     model = blocks(args)
-    layers = list(map(kind_of, model[1:-1]))
+    layers = [own.alike for own in model[1:-1]]  # layers with parameters of the same shapes take the same time
     length = max(layers.index(kind) for kind in set(layers)) + 1
     short = hybrid.on_one_stage(args)
     short.num_layers, short.recompute_granularity = length, None
@@ -72,8 +64,8 @@ def block_times(args: argparse.Namespace, seconds: float = SECONDS) -> list[Bloc
 
 
 def _measure(
-    args: argparse.Namespace, kinds: Sequence[Kind], seconds: float
-) -> tuple[tuple[tuple[float, float], tuple[float, float]], dict[Kind, tuple[float, float]]]:
+    args: argparse.Namespace, kinds: Sequence[Hashable], seconds: float
+) -> tuple[tuple[tuple[float, float], tuple[float, float]], dict[Hashable, tuple[float, float]]]:
     """Least time of forward and backward: of embedding and head, and of each kind of layer. Other work only adds."""
     config = gpt.model_config(args)
     config.transformer.gradient_accumulation_fusion = False  # needs the gradient buffers of a run

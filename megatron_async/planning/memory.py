@@ -138,9 +138,9 @@ class StageMemory:
         self._simulated = _occupancy(args.pipeline_schedule, stages, max(1, microbatches_of(args)))
         self._delays = [chunk_delays(args, stage) for stage in range(stages)]
         self._activations = ActivationModel.of(args, model)
-        self._chunks = [self._chunk(number, number + 1) for number in range(len(model))]
-        self._kept = list(accumulate(map(self._activations.in_flight, self._chunks), initial=0))
-        self._recomputed = [self._activations.working(chunk, False) for chunk in self._chunks]
+        chunks = [Chunk.of(self._model, [number]) for number in range(len(model))]
+        self._kept = list(accumulate(map(self._activations.in_flight, chunks), initial=0))
+        self._recomputed = [self._activations.working(chunk, False) for chunk in chunks]
         self._logits = self._activations.working(Chunk((), ()), True)
         self._fixed: dict[tuple[int, int], list[float]] = {}
 
@@ -155,7 +155,7 @@ class StageMemory:
             return math.ceil(max(self._bytes(stage, rows[stage::stages]) for stage in range(stages)))
 
         def held(stage: int) -> int:
-            chunks = tuple(self._chunk(*row) for row in rows[stage::stages])
+            chunks = tuple(Chunk.of(self._model, range(*row)) for row in rows[stage::stages])
             sizes = stage_bytes(self._args, Stage(chunks), stage, self._simulated, self._activations)
             return sum(sizes.values())
 
@@ -189,7 +189,3 @@ class StageMemory:
                 sizes.append(known[own.alike])
             self._fixed[versions, delay] = list(accumulate(sizes, initial=0.0))
         return self._fixed[versions, delay]
-
-    def _chunk(self, start: int, end: int) -> Chunk:
-        layers = tuple(number - 1 for number in range(start, end) if 0 < number < len(self._model) - 1)
-        return Chunk(layers, tuple(own for block in self._model[start:end] for own in block.parameters))

@@ -92,6 +92,13 @@ class Chunk:
     layers: tuple[int, ...]
     parameters: tuple[Parameter, ...]
 
+    @classmethod
+    def of(cls, model: Sequence[Block], numbers: Iterable[int]) -> "Chunk":
+        """The chunk of some blocks of a model, given by their numbers in its row."""
+        own = tuple(numbers)
+        layers = tuple(number - 1 for number in own if 0 < number < len(model) - 1)
+        return cls(layers, tuple(parameter for number in own for parameter in model[number].parameters))
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -190,15 +197,12 @@ def on_stages(args: argparse.Namespace, model: Sequence[Block]) -> list[Block]:
 def stages(args: argparse.Namespace, model: Sequence[Block] | None = None) -> list[Stage]:
     """The stages of the split that the arguments give; `model` saves building `blocks` again."""
     built = on_stages(args, blocks(args) if model is None else model)
-    parts = layers_by_chunk(args)
-    last = len(parts) - 1, len(parts[-1]) - 1
+    return [Stage(tuple(Chunk.of(built, numbers) for numbers in chunks)) for chunks in numbers_by_chunk(args)]
 
-    def chunk(place: tuple[int, int], layers: Sequence[int]) -> Chunk:
-        numbers = [layer + 1 for layer in layers]
-        numbers = [0] * (place == (0, 0)) + numbers + [-1] * (place == last)
-        return Chunk(tuple(layers), tuple(own for number in numbers for own in built[number].parameters))
 
-    return [
-        Stage(tuple(chunk((stage, number), layers) for number, layers in enumerate(chunks)))
-        for stage, chunks in enumerate(parts)
-    ]
+def numbers_by_chunk(args: argparse.Namespace) -> list[list[list[int]]]:
+    """Numbers of the blocks on each chunk of each stage, in the split that the arguments give."""
+    found = [[[layer + 1 for layer in chunk] for chunk in chunks] for chunks in layers_by_chunk(args)]
+    found[0][0].insert(0, 0)
+    found[-1][-1].append(args.num_layers + 1)
+    return found

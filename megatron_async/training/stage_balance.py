@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu
 
-from megatron_async.mcore.model import layers_by_chunk
 from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
-from megatron_async.planning.parameters import Block, blocks
+from megatron_async.planning.parameters import Block, blocks, numbers_by_chunk
 from megatron_async.planning.resolve import microbatches_of
 from megatron_async.planning.split import on_ranks
 from megatron_async.planning.timing import BlockTime, of_batch, stage_costs
@@ -65,10 +64,9 @@ class Expected:
         if not 0 < others < seconds[slowest] / (1 + SLOW):
             return None
         text = f"stage {slowest} is {seconds[slowest] / others - 1:.0%} slower than the others"
-        layers, scaled, microbatches = layers_by_chunk(self.args), list(self.times), microbatches_of(self.args)
-        for stage, chunks in enumerate(layers):
-            numbers = [layer + 1 for chunk in chunks for layer in chunk]
-            numbers = [0] * (stage == 0) + numbers + [len(scaled) - 1] * (stage == len(layers) - 1)
+        scaled, microbatches = list(self.times), microbatches_of(self.args)
+        for stage, chunks in enumerate(numbers_by_chunk(self.args)):
+            numbers = [number for chunk in chunks for number in chunk]
             by = seconds[stage] / (sum(self.times[number].of_batch(microbatches) for number in numbers) or 1.0)
             for number in numbers:
                 own = self.times[number]
