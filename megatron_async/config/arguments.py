@@ -11,7 +11,7 @@ from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.config import validate
 from megatron_async.config.command_line import value_of, without
 from megatron_async.config.contract import check
-from megatron_async.config.parser import actions_given, destinations, make_parser
+from megatron_async.config.parser import actions_given, make_parser
 from megatron_async.launcher import is_first_rank
 from megatron_async.mcore.arguments import check_arguments, rank_from_environment
 from megatron_async.mcore.batch_sizes import BatchSizes, ramp
@@ -170,7 +170,7 @@ def _collect(parser: argparse.ArgumentParser, argv: Sequence[str], problems: lis
             remaining = shorter
     flags = [token for token in unknown if token.startswith("--")]
     for token in flags:
-        near = difflib.get_close_matches(token.partition("=")[0], destinations(parser), n=1)
+        near = difflib.get_close_matches(token.partition("=")[0], parser._option_string_actions, n=1)
         problems.append(f"{token}: no such argument" + (f"; did you mean {near[0]}?" if near else "."))
     if unknown and not flags:
         problems.append(f"values that belong to no argument: {' '.join(unknown)}")

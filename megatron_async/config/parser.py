@@ -82,11 +82,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def destinations(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Every flag of a parser -> its destination."""
-    return {flag: action.dest for action in parser._actions for flag in action.option_strings}
-
-
 def actions_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, str]:
     """First spelling, without dashes, of every option in `argv` -> its destination."""
     tokens = {token.partition("=")[0] for token in argv}

@@ -69,7 +69,7 @@ def all_options() -> Iterator[Option]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that Megatron does not have, and set our defaults for those it has."""
     group = parser.add_argument_group("optimizers", "hyper-parameters; see --optimizer list")
-    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    known = dict(parser._option_string_actions)
     for option in all_options():
         action = known.get(option.flag)
         if action is None:

@@ -49,14 +49,9 @@ class SoapHyperparameters(Hyperparameters):
     )
 
 
-def rotate(x: Tensor, bases: list[Tensor]) -> Tensor:
-    """Q_L^T x Q_R: a matrix in the eigenbasis."""
-    return cast(Tensor, precondition(x, bases, dims=[[0], [0]]))
-
-
-def rotate_back(x: Tensor, bases: list[Tensor]) -> Tensor:
-    """Q_L x Q_R^T: a matrix of the eigenbasis in the parameter's own."""
-    return cast(Tensor, precondition(x, bases, dims=[[0], [1]]))
+def rotate(x: Tensor, bases: list[Tensor], *, back: bool = False) -> Tensor:
+    """Q_L^T x Q_R, a matrix in the eigenbasis; `back`: Q_L x Q_R^T, one of the eigenbasis in the parameter's own."""
+    return cast(Tensor, precondition(x, bases, dims=[[0], [int(back)]]))
 
 
 class Soap(StepwiseOptimizer):
@@ -97,7 +92,7 @@ class Soap(StepwiseOptimizer):
         state["exp_avg"].lerp_(grad, 1 - beta1)
         state["exp_avg_sq"].lerp_(rotate(grad, bases).square(), 1 - beta2)
         root = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
-        update = rotate_back(rotate(state["exp_avg"], bases) / root, bases)
+        update = rotate(rotate(state["exp_avg"], bases) / root, bases, back=True)
         param.mul_(1 - group["lr"] * group["weight_decay"])
         param.add_(update, alpha=-group["lr"] / (1 - beta1**count))
 
