@@ -59,7 +59,14 @@ class CostModel:
         return found
 
     def blocks(self, model: Sequence[Block]) -> list[BlockTime]:
-        """Time of each block of `parameters.blocks`."""
+        """Time of each block of `parameters.blocks`; layers of equal shapes are estimated once."""
+        layers = [own.alike for own in model[1:-1]]
+        kinds = dict(zip(layers, model[1:-1], strict=True))
+        first, *between, last = self._blocks([model[0], *kinds.values(), model[-1]])
+        times = dict(zip(kinds, between, strict=True))
+        return [first, *(times[kind] for kind in layers), last]
+
+    def _blocks(self, model: Sequence[Block]) -> list[BlockTime]:
         speed = self._device.speed(precision_of(self._args))
         recomputes = self._args.recompute_granularity == "full"
         found = []
@@ -121,10 +128,9 @@ class CostModel:
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
         width = _FP32 + (self._width if sharded else _FP32)
         reduction = 0.0
-        for block in on_stages(args, model):
-            for own in block.parameters:
-                ranks = copies_of(args)[own.is_expert]
-                reduction += width * own.local / stages * (ranks - 1) / ranks / device.bandwidth(span)
+        totals = zip(*(block.numbers for block in on_stages(args, model)), strict=True)
+        for numbers, ranks in zip(totals, copies_of(args), strict=True):
+            reduction += width * sum(numbers) / stages * (ranks - 1) / ranks / device.bandwidth(span)
         transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
         return Exchange(transfer, reduction)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -69,20 +70,30 @@ class Parameter:
         return self.kind == "experts"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """The smallest part of a model that a stage holds whole: embedding, a layer, or final norm with head."""
 
     parameters: tuple[Parameter, ...]
 
-    @property
+    @cached_property
     def alike(self) -> Hashable:
         """Equal for blocks whose parameters differ in their names alone."""
         return tuple((own.role, own.kind, own.shape, own.number, own.matrices, own.cut) for own in self.parameters)
 
     def has(self, kind: str) -> bool:
         """Whether a parameter is of this kind, one of KINDS."""
-        return any(own.kind == kind for own in self.parameters)
+        return kind in self._kinds
+
+    @cached_property
+    def numbers(self) -> tuple[int, int]:
+        """Of parameters on this rank: without experts, and of experts."""
+        experts = sum(own.local for own in self.parameters if own.is_expert)
+        return sum(own.local for own in self.parameters) - experts, experts
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset(own.kind for own in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
