@@ -62,7 +62,7 @@ def _watcher(routing: Routing) -> Any:
             for batch in self.batches:
                 (balance,) = (values for values in batch.pending if "moe_layers" in values.read())
                 row: dict[str, Any] = {"iteration": batch.iteration, **balance.read()}
-                sums = np.reshape(balance._values.read(), (len(row["moe_layers"]), -1))  # type: ignore[attr-defined]
+                sums = np.reshape(balance.fetch().read(), (len(row["moe_layers"]), -1))
                 routing.counts.append(sums[:, -self.experts :])
                 routing.rows.append(row)
 
