@@ -79,7 +79,7 @@ class Search:
         self._base, self._device = base, device
         self._micro_batches, self._recompute = micro_batches, recompute
         self._models: dict[tuple[int, int], list[Block]] = {}
-        self._times: dict[Layout, tuple[list[BlockTime], Exchange]] = {}
+        self._times: dict[tuple[bool, Layout], tuple[list[BlockTime], Exchange]] = {}
         self.nearest: tuple[int, Layout] | None = None
 
     def best(self, devices: int, schedules: Sequence[str], tensor: Sequence[int], pipeline: int) -> list[Outcome]:
@@ -157,8 +157,8 @@ class Search:
         return self._models[tensor, expert]
 
     def _costs(self, args: argparse.Namespace, layout: Layout) -> tuple[list[BlockTime], Exchange]:
-        delayed = SCHEDULES[layout.schedule].delayed  # its step has a correction
-        key = replace(layout, schedule=str(delayed))
+        # Of the schedule only this matters: a delayed one's step has a correction.
+        key = SCHEDULES[layout.schedule].delayed, replace(layout, schedule="")
         if key not in self._times:
             costs, model = CostModel(args, self._device), self._model(args)
             self._times[key] = costs.blocks(model), costs.exchange(model)

@@ -6,6 +6,7 @@ per parameter in the optimizer state, so it is saved, sharded and moved with tha
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -19,7 +20,7 @@ PREVIOUS_UPDATE = "previous_update"
 """Name of the buffer in the optimizer state, with the parameter's shape. Most corrections keep the previous update."""
 
 
-class Correction:
+class Correction(ABC):
     """Base of the corrections.
 
     Args:
@@ -44,7 +45,7 @@ class Correction:
             if (types := getattr(optimizer, "name_to_dtype_map", None)) is not None:
                 types[PREVIOUS_UPDATE] = torch.float32
 
-    def before_norm(self, active: bool) -> None:
+    def before_norm(self, active: bool) -> None:  # noqa: B027 (most have nothing to do here)
         """Called when the gradients of a whole batch are there and are not clipped, by the delay oracle alone."""
 
     def before_step(self, piece: Piece, context: StepContext) -> None:
@@ -57,6 +58,7 @@ class Correction:
         """Part after the optimizer's step."""
         next(self._step, None)
 
+    @abstractmethod
     def around(self, optimizer: torch.optim.Optimizer, params: list[Tensor], active: bool) -> Iterator[None]:
         """Correct a step, which is taken at the one `yield`. Runs without recording gradients.
 
@@ -65,7 +67,6 @@ class Correction:
             params: parameters of one piece with delayed gradients.
             active: whether this step is corrected. The correction records its buffer in any case.
         """
-        raise NotImplementedError
 
     @contextmanager
     def newest_weights(self) -> Iterator[bool]:
