@@ -2,10 +2,10 @@
 """The fastest splits, with the simulator as judge."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import accumulate, permutations
 
-from megatron_async.planning.split import Ends, Fits, anywhere, cut, cut_pairs, on_ranks, places
+from megatron_async.planning.split import Ends, Fits, anywhere, cut, cut_pairs, on_ranks, places, sums_of
 from megatron_async.planning.timing import BlockTime, batch_seconds, period, simulator, stage_costs
 
 SIMULATIONS = 300
@@ -22,18 +22,13 @@ def fastest(
     """
     found: dict[Ends, None] = {}
     for own in ([one.of_batch(microbatches) for one in times], [one.total for one in times]):
-        sums = list(accumulate(own, initial=0.0))
-        if (ends := cut(len(own), stages, partial(_between, sums), fits)) is not None:
+        if (ends := cut(len(own), stages, sums_of(own), fits)) is not None:
             found[ends] = None
     return min(
         found,
         key=lambda ends: batch_seconds(schedule, stage_costs(on_ranks(times, ends, stages)), microbatches),
         default=None,
     )
-
-
-def _between(sums: Sequence[float], part: int, start: int, end: int) -> float:
-    return sums[end] - sums[start]
 
 
 @lru_cache(maxsize=256)

@@ -50,6 +50,24 @@ def cut(blocks: int, parts: int, cost: Cost, fits: Fits = anywhere) -> Ends | No
     return ends
 
 
+def most_even(times: Sequence[float], stages: int, parts: int = 1) -> tuple[float, Ends] | None:
+    """The split whose slowest rank is fastest, after the time of that rank; None if there are too few blocks.
+
+    Args:
+        times: of each block.
+        parts: of each rank, 1 or 2.
+    """
+    splits = [cut(len(times), stages, sums_of(times))] if parts == 1 else cut_pairs(times, stages)
+    weighed = [(max(sum(map(sum, own)) for own in on_ranks(times, ends, stages)), ends) for ends in splits if ends]
+    return min(weighed, default=None)
+
+
+def sums_of(times: Sequence[float]) -> Cost:
+    """The cost of a part that is the sum of the times of its blocks."""
+    sums = list(accumulate(times, initial=0.0))
+    return lambda part, start, end: sums[end] - sums[start]
+
+
 def _program(
     blocks: int, parts: int, cost: Cost, fits: Fits, combine: Callable[[float, float], float], limit: float
 ) -> tuple[float, Ends]:
@@ -87,7 +105,7 @@ def cut_pairs(times: Sequence[float], stages: int) -> Iterator[Ends]:
     for middle in sorted(middles, key=lambda place: abs(2 * sums[place] - sums[-1]))[:_MIDDLES]:
         if (ends := _best_pairs(sums, stages, middle)) is not None:
             yield ends
-        first = cut(middle, stages, lambda part, start, end: sums[end] - sums[start])
+        first = cut(middle, stages, sums_of(times))
         second = cut(len(times) - middle + 1, stages, _behind(sums, middle))
         if first is not None and second is not None:
             yield (*first, *(middle + end - 1 for end in second))

@@ -13,10 +13,10 @@ from megatron.core import mpu
 from megatron_async.mcore.parallel import device
 from megatron_async.planning import balance, devices
 from megatron_async.planning.costs import CostModel
-from megatron_async.planning.parameters import Block, blocks, numbers_by_chunk
+from megatron_async.planning.parameters import blocks, numbers_by_chunk
 from megatron_async.planning.resolve import microbatches_of
-from megatron_async.planning.split import on_ranks
-from megatron_async.planning.timing import BlockTime, of_batch, stage_costs
+from megatron_async.planning.split import most_even
+from megatron_async.planning.timing import BlockTime
 from megatron_async.platform.host import Reduced
 from megatron_async.schedules.arguments import schedule_of
 
@@ -29,7 +29,6 @@ class Expected:
     """Arguments and estimated times of a run's blocks; made before its process groups exist."""
 
     args: argparse.Namespace
-    model: Sequence[Block]
     times: Sequence[BlockTime]
 
     @classmethod
@@ -39,8 +38,7 @@ class Expected:
         if not pipelined or not 0 < args.log_stage_balance <= (args.train_iters or 0):
             return None
         known = balance.with_vocabulary(args)
-        model = blocks(known)
-        return cls(args, model, CostModel(known, devices.find(args.plan_device)).blocks(model))
+        return cls(args, CostModel(known, devices.find(args.plan_device)).blocks(blocks(known)))
 
     def reduce(self, group: dist.ProcessGroup | None, seconds: Mapping[str, float]) -> Reduced[Mapping[str, Any]]:
         """`report` of all stages, each by its slowest rank, from this rank's mean seconds of a batch by kind."""
@@ -64,19 +62,17 @@ class Expected:
         if not 0 < others < seconds[slowest] / (1 + SLOW):
             return None
         text = f"stage {slowest} is {seconds[slowest] / others - 1:.0%} slower than the others"
-        scaled, microbatches = list(self.times), microbatches_of(self.args)
+        scaled = [time.of_batch(microbatches_of(self.args)) for time in self.times]
         for stage, chunks in enumerate(numbers_by_chunk(self.args)):
             numbers = [number for chunk in chunks for number in chunk]
-            by = seconds[stage] / (sum(self.times[number].of_batch(microbatches) for number in numbers) or 1.0)
+            by = seconds[stage] / (sum(scaled[number] for number in numbers) or 1.0)
             for number in numbers:
-                own = self.times[number]
-                scaled[number] = BlockTime(own.forward * by, own.backward * by, update=own.update * by)
-        better = balance.choose(self.args, self.model, scaled, simulations=0).ends
-        least = max(of_batch(stage_costs(on_ranks(scaled, better, len(seconds))), microbatches))
-        if least < 0.98 * seconds[slowest]:
-            name, split = balance.split_option(self.args, better)
+                scaled[number] *= by
+        better = most_even(scaled, len(seconds), schedule_of(self.args).chunks)
+        if better is not None and better[0] < 0.98 * seconds[slowest]:
+            name, split = balance.split_option(self.args, better[1])
             return (
-                f"{text}: {name} '{split}' would make the slowest stage {1 - least / seconds[slowest]:.0%} faster; a "
-                "resume may take it"
+                f"{text}: {name} '{split}' would make the slowest stage {1 - better[0] / seconds[slowest]:.0%} faster; "
+                "a resume may take it"
             )
         return f"{text}: no other split is faster; if the stages' layers are the same, look at its host and device"

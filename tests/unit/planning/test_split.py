@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_async.planning.split import Ends, cut, cut_pairs, option
+from megatron_async.planning.split import Ends, cut, cut_pairs, most_even, option
 
 TIMES = st.lists(st.floats(0.1, 10.0), min_size=4, max_size=10)
 """Of the layers and the head; the embedding takes none."""
@@ -43,14 +43,13 @@ def check(ends: Ends, blocks: int, parts: int) -> None:
 @given(TIMES, st.integers(2, 5))
 def test_the_slowest_part_is_as_fast_as_in_the_best_of_all_splits(layers: list[float], parts: int) -> None:
     times = [0.0, *layers]
-    sums = list(itertools.accumulate(times, initial=0.0))
-    ends = cut(len(times), parts, lambda part, start, end: sums[end] - sums[start])
+    found = most_even(times, parts)
     possible = list(every_split(len(times), parts))
-    assert (ends is None) == (not possible)
-    if ends is not None:
-        check(ends, len(times), parts)
-        slowest = [max(sum(times[slice(*row)]) for row in rows(split)) for split in (ends, *possible)]
-        assert slowest[0] <= min(slowest[1:]) * (1 + 1e-6)
+    assert (found is None) == (not possible)
+    if found is not None:
+        check(found[1], len(times), parts)
+        slowest = [max(sum(times[slice(*row)]) for row in rows(split)) for split in (found[1], *possible)]
+        assert found[0] == slowest[0] <= min(slowest[1:]) * (1 + 1e-6)
 
 
 @settings(max_examples=150, deadline=None)

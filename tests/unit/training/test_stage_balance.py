@@ -44,6 +44,18 @@ def test_even_stages_give_no_hint_and_a_slow_layer_is_not_moved_in_vain(expected
     assert "no other split is faster" in few.hint([1.0, 1.2, 1.0, 1.0])
 
 
+def test_both_halves_of_a_stage_count(expected):
+    made = expected("--num-layers 16 --pipeline-schedule wpipe --untie-embeddings-and-output-weights")
+    hint = made.hint([1.0, 1.0, 1.0, 2.0])
+    words = hint.split("'")[1].split("|")
+    assert len(words) == 8 and "make the slowest stage" in hint
+
+
+def test_too_few_layers_for_another_split(expected):
+    made = expected("--num-layers 3 --pipeline-model-parallel-layout E|t|t|tL")
+    assert "no other split is faster" in made.hint([1.0, 1.0, 1.0, 2.0])
+
+
 def test_runs_without_a_report(expected):
     assert expected("--log-stage-balance 0") is None
     assert expected("--train-iters 99") is None
