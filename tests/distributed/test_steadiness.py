@@ -6,12 +6,13 @@ import os
 import shlex
 import tracemalloc
 from dataclasses import dataclass
+from unittest import mock
 
 from benchmarks.processes import Pool
 from tests.distributed.jobs import BASE
 
 RUN = """--pipeline-model-parallel-size 2 --pipeline-schedule 2bw --staleness-correction error-feedback --optimizer muon
-    --global-batch-size 4 --log-interval 1000000"""
+    --global-batch-size 4 --log-interval 1000000 --log-stage-balance 25"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class State:
 
 
 def observe(batches: int, samples: int) -> list[State]:
-    """Job: train; return the state after each of `samples` equal parts of the run."""
+    """Job: train with all reports; return the state after each of `samples` equal parts of the run."""
     from megatron_async.config import arguments
-    from megatron_async.training import run
+    from megatron_async.training import run, stage_balance
     from megatron_async.training.callbacks import Callback, CompletedBatch
     from megatron_async.training.signals import StopRequests
 
@@ -40,7 +41,8 @@ def observe(batches: int, samples: int) -> list[State]:
 
     line = [*BASE, *shlex.split(RUN), "--train-iters", str(batches)]
     tracemalloc.start()
-    run.pretrain(arguments.parse(line), StopRequests(), [Observer()])
+    with mock.patch.object(stage_balance, "SLOW", -0.5):  # every report has a hint
+        run.pretrain(arguments.parse(line), StopRequests(), [Observer()])
     tracemalloc.stop()
     return states
 
