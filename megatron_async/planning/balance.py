@@ -199,8 +199,9 @@ def _cuts(args: argparse.Namespace, times: Sequence[BlockTime], held: StageMemor
         yield ends
     for room in (1.0, 0.98, 0.95, 0.9) if limit is not None else ():
         bound = room * (limit or 0)
-        if (ends := fastest(*run, lambda *where, bound=bound: held.part(*where) <= bound)) is not None:
-            yield ends
+        if (ends := fastest(*run, lambda *where, bound=bound: held.part(*where) <= bound)) is None:
+            return  # nothing fits into less either
+        yield ends
 
 
 def would_fit(args: argparse.Namespace, model: Sequence[Block], limit: int) -> str:

@@ -40,7 +40,11 @@ Step = Callable[[Sequence[Parameter]], float]
 
 
 class CostModel:
-    """Costs of a run's arguments on a device."""
+    """Costs of a run's arguments on a device.
+
+    Passes, updates, transfers and reductions depend on different sizes of a layout. A search of layouts works each out
+    once for its own sizes.
+    """
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self._args, self._device = args, device
@@ -59,14 +63,22 @@ class CostModel:
         return found
 
     def blocks(self, model: Sequence[Block]) -> list[BlockTime]:
-        """Time of each block of `parameters.blocks`; layers of equal shapes are estimated once."""
+        """Time of each block of `parameters.blocks`: its passes and its update."""
+        pairs = zip(self.passes(model), self.updates(model), strict=True)
+        return [replace(own, update=update) for own, update in pairs]
+
+    def passes(self, model: Sequence[Block]) -> list[BlockTime]:
+        """Forward and backward of each block for one micro-batch; layers of equal shapes are estimated once.
+
+        They depend on the tensor and expert parallel sizes, the micro-batch size and the recomputation.
+        """
         layers = [own.alike for own in model[1:-1]]
         kinds = dict(zip(layers, model[1:-1], strict=True))
-        first, *between, last = self._blocks([model[0], *kinds.values(), model[-1]])
+        first, *between, last = self._passes([model[0], *kinds.values(), model[-1]])
         times = dict(zip(kinds, between, strict=True))
         return [first, *(times[kind] for kind in layers), last]
 
-    def _blocks(self, model: Sequence[Block]) -> list[BlockTime]:
+    def _passes(self, model: Sequence[Block]) -> list[BlockTime]:
         speed = self._device.speed(precision_of(self._args))
         recomputes = self._args.recompute_granularity == "full"
         found = []
@@ -78,12 +90,14 @@ class CostModel:
             again = recomputes and layer
             backward = 2 * flops / speed + collectives + (forward if again else 0.0)
             found.append(BlockTime(forward, backward, (4 if again else 3) * launches * self._device.launch_seconds))
-        updates = self.updates(model, self._step)
-        return [replace(own, update=update) for own, update in zip(found, updates, strict=True)]
+        return found
 
-    def updates(self, model: Sequence[Block], step: Step) -> list[float]:
-        """Seconds of one batch's update of each block; `step` has those of parameters without gathers."""
-        held = on_stages(self._args, model)
+    def updates(self, model: Sequence[Block], step: Step | None = None) -> list[float]:
+        """Seconds of one batch's update of each block; `step` has those of parameters without gathers.
+
+        They depend on the tensor, expert, pipeline and data parallel sizes, and on whether gradients are delayed.
+        """
+        held, step = on_stages(self._args, model), step or self._step
         known = {alike: self._update(own, step) for alike, own in {own.alike: own for own in held}.items()}
         return [known[own.alike] for own in held]
 
@@ -119,20 +133,33 @@ class CostModel:
         return seconds
 
     def exchange(self, model: Sequence[Block]) -> Exchange:
-        """What stages exchange; gradients are spread over the stages evenly."""
-        args, device = self._args, self._device
-        stages = args.pipeline_model_parallel_size
+        """What stages exchange."""
+        return Exchange(self.transfer(), self.reduction(model))
+
+    def transfer(self) -> float:
+        """Seconds of one micro-batch's activation between two stages; any size but the expert parallel one matters."""
+        args = self._args
+        if args.pipeline_model_parallel_size == 1:
+            return 0.0
         shard = args.tensor_model_parallel_size if args.sequence_parallel else 1
         message = self._tokens * args.hidden_size * self._width / shard
+        return message / self._device.bandwidth(args.world_size)
+
+    def reduction(self, model: Sequence[Block]) -> float:
+        """Seconds of the reductions of a batch's gradients, which are spread over the stages evenly.
+
+        They depend on the tensor, expert, pipeline and data parallel sizes.
+        """
+        args, device = self._args, self._device
+        stages = args.pipeline_model_parallel_size
         span = args.data_parallel_size * args.tensor_model_parallel_size
         sharded = args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer
         width = _FP32 + (self._width if sharded else _FP32)
-        reduction = 0.0
+        seconds = 0.0
         totals = zip(*(block.numbers for block in on_stages(args, model)), strict=True)
         for numbers, ranks in zip(totals, copies_of(args), strict=True):
-            reduction += width * sum(numbers) / stages * (ranks - 1) / ranks / device.bandwidth(span)
-        transfer = 0.0 if stages == 1 else message / device.bandwidth(args.world_size)
-        return Exchange(transfer, reduction)
+            seconds += width * sum(numbers) / stages * (ranks - 1) / ranks / device.bandwidth(span)
+        return seconds
 
     def _multiplied(self, parameter: Parameter) -> float:
         """Numbers of a parameter that a token is multiplied with on this rank."""

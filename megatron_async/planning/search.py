@@ -5,7 +5,7 @@ import argparse
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megatron_async.models import rules
 from megatron_async.planning.balance import RECOMPUTE, Choice, NoSplit, choose, split_option, variant
@@ -14,7 +14,7 @@ from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
 from megatron_async.planning.resolve import key_value_heads, microbatches_of, pad_vocabulary
 from megatron_async.planning.split import on_ranks
-from megatron_async.planning.timing import BatchTime, BlockTime, Exchange, batch_time
+from megatron_async.planning.timing import BatchTime, BlockTime, batch_time
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
 
 SIMULATED = 6
@@ -79,7 +79,8 @@ class Search:
         self._base, self._device = base, device
         self._micro_batches, self._recompute = micro_batches, recompute
         self._models: dict[tuple[int, int], list[Block]] = {}
-        self._times: dict[tuple[bool, Layout], tuple[list[BlockTime], Exchange]] = {}
+        self._passes: dict[tuple[int, int, int, bool], list[BlockTime]] = {}
+        self._once_a_batch: dict[tuple[int, int, int, int, bool], tuple[list[float], float]] = {}
         self.nearest: tuple[int, Layout] | None = None
 
     def best(self, devices: int, schedules: Sequence[str], tensor: Sequence[int], pipeline: int) -> list[Outcome]:
@@ -156,29 +157,27 @@ class Search:
             self._models[tensor, expert] = distributed(self._models[tensor, 0], args.num_experts or 1, expert)
         return self._models[tensor, expert]
 
-    def _costs(self, args: argparse.Namespace, layout: Layout) -> tuple[list[BlockTime], Exchange]:
-        # Of the schedule only this matters: a delayed one's step has a correction.
-        key = SCHEDULES[layout.schedule].delayed, replace(layout, schedule="")
-        if key not in self._times:
-            costs, model = CostModel(args, self._device), self._model(args)
-            self._times[key] = costs.blocks(model), costs.exchange(model)
-        return self._times[key]
-
     def _bound(self, layout: Layout) -> float:
         """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
         args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
-        times, exchange = self._costs(args, layout)
-        slots, delayed = microbatches_of(args), SCHEDULES[layout.schedule].delayed
-        if not delayed:
-            slots += layout.pipeline - 1
-        totals = [own.of_batch(slots) for own in times]
+        costs, model, delayed = CostModel(args, self._device), self._model(args), SCHEDULES[layout.schedule].delayed
+        of_pass = layout.tensor, layout.expert, layout.micro_batch, layout.recompute
+        if of_pass not in self._passes:
+            self._passes[of_pass] = costs.passes(model)
+        of_batch = layout.tensor, layout.expert, layout.pipeline, layout.data, delayed
+        if of_batch not in self._once_a_batch:
+            self._once_a_batch[of_batch] = costs.updates(model), costs.reduction(model)
+        updates, reduction = self._once_a_batch[of_batch]
+        slots = microbatches_of(args) + (0 if delayed else layout.pipeline - 1)
+        totals = [own.of_batch(slots) + update for own, update in zip(self._passes[of_pass], updates, strict=True)]
         slowest = max(sum(totals) / layout.pipeline, *totals)
-        return slowest if delayed else slowest + 2 * slots * exchange.transfer + exchange.reduction
+        return slowest if delayed else slowest + 2 * slots * costs.transfer() + reduction
 
     def _outcome(self, devices: int, layout: Layout) -> Outcome | None:
         args = self.arguments(devices, layout)
         model = self._model(args)
-        times, exchange = self._costs(args, layout)
+        costs = CostModel(args, self._device)
+        times = costs.blocks(model)
         try:
             chosen: Choice = choose(args, model, times, self._device.memory_bytes, simulations=0)
         except NoSplit as problem:
@@ -186,7 +185,7 @@ class Search:
                 self.nearest = problem.least, layout
             return None
         parts = on_ranks(times, chosen.ends, layout.pipeline)
-        time = batch_time(layout.schedule, parts, microbatches_of(args), exchange)
+        time = batch_time(layout.schedule, parts, microbatches_of(args), costs.exchange(model))
         return Outcome(devices, layout, split_option(args, chosen.ends), chosen.bytes, time)
 
 

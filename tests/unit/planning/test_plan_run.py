@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """The planner's command: the layouts of a job by speed, its best command line, and one row for each of several jobs."""
 
+import itertools
 import shlex
 
 import pytest
@@ -10,7 +11,9 @@ from megatron_async import platform
 platform.activate("cpu")
 
 from megatron_async.cli import plan  # noqa: E402
+from megatron_async.config import arguments  # noqa: E402
 from megatron_async.planning import devices  # noqa: E402
+from megatron_async.planning.search import Search  # noqa: E402
 
 RUN = "--model smollm2-135m --bf16 --global-batch-size 32 --untie-embeddings-and-output-weights"
 DELAYED = f"{RUN} --staleness-correction error-feedback"
@@ -61,6 +64,27 @@ def test_a_hybrid_model_is_split_by_its_pattern(table, capsys):
     with pytest.raises(SystemExit):
         plan.main("--devices 2 -- --model nemotron-h-mini --hybrid-layer-pattern M-|M-".split())
     assert "| in --hybrid-layer-pattern belongs to the layout" in capsys.readouterr().err
+
+
+def test_what_a_search_keeps_belongs_to_a_layout(monkeypatch):
+    """Every layout of two jobs has the bound that it has alone."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    words = "--model moe-2b-mini --bf16 --optimizer muon --global-batch-size 64 --device cpu --plan-device h100"
+    base = arguments.parse([*words.split(), "--use-distributed-optimizer", "--dry-run"])
+    base.staleness_correction = "error-feedback"
+
+    def search() -> Search:
+        return Search(base, devices.find("h100"), micro_batches=[1, 2], recompute=[False, True])
+
+    together, found = search(), []
+    for number, schedule in itertools.product((8, 16), ("1f1b", "2bw")):
+        for layout in together._layouts(number, schedule, [1, 2], 4):
+            alone = search()
+            alone._models = together._models
+            assert together._bound(layout) == alone._bound(layout), layout
+            found.append(layout)
+    for size in ("pipeline", "tensor", "expert", "data", "micro_batch", "recompute"):
+        assert len({getattr(layout, size) for layout in found}) > 1, size
 
 
 def test_several_jobs_have_the_best_layout_of_each_schedule(table):
