@@ -74,8 +74,7 @@ class _Step(NamedTuple):
     """An action; `needed`: places of its predecessors in the order of all actions, and how it gets what it needs."""
 
     rank: int
-    kind: str
-    chunk: int
+    work: tuple[str, int]  # kind and chunk
     needed: tuple[tuple[int, int], ...]
 
 
@@ -100,7 +99,8 @@ class Simulator:
                 for key in predecessors(schedule, rank, action)
             )
             positions[key_of(rank, action)] = len(self._steps)
-            self._steps.append(_Step(rank, action.kind, action.chunk, needed))
+            self._steps.append(_Step(rank, (action.kind, action.chunk), needed))
+        self._windows = [_steady_window(schedule, row) for row in schedule.actions]
         self._live = tuple(_peak_activations(row, schedule.chunks) for row in schedule.actions)
         self._versions = tuple(
             tuple(peak_versions(schedule, rank, chunk) for chunk in range(schedule.chunks))
@@ -116,10 +116,12 @@ class Simulator:
         _check_times(schedule, rank_costs, transfer, reduction)
         spans = self._spans(rank_costs, transfer, reduction)
         makespan = max(end for row in spans for _, end in row)
-        windows = [_steady_window(schedule, rank, row) or (0.0, makespan) for rank, row in enumerate(spans)]
-        busy = [_busy_time(row, 0.0, makespan) for row in spans]
-        steady = [_busy_time(row, *window) for row, window in zip(spans, windows, strict=True)]
-        lengths = [end - start for start, end in windows]
+        busy = list(map(_busy_time, spans))
+        steady, lengths = list(busy), [makespan] * len(spans)
+        for rank, (row, window) in enumerate(zip(spans, self._windows, strict=True)):
+            if window is not None:
+                first, last = window
+                steady[rank], lengths[rank] = _busy_time(row[first:last]), row[last][0] - row[first][0]
         return SimulationResult(
             makespan=makespan,
             spans=spans,
@@ -146,13 +148,14 @@ class Simulator:
         latencies, ends = (0.0, transfer, reduction), list[float]()
         spans: list[list[tuple[float, float]]] = [[] for _ in costs]
         free = [0.0] * len(costs)
-        for step in self._steps:
-            start = free[step.rank]
-            for position, way in step.needed:
-                start = max(start, ends[position] + latencies[way])
-            free[step.rank] = end = start + durations[step.rank][step.kind, step.chunk]
+        for rank, work, needed in self._steps:
+            start = free[rank]
+            for position, way in needed:
+                if (ready := ends[position] + latencies[way]) > start:
+                    start = ready
+            free[rank] = end = start + durations[rank][work]
             ends.append(end)
-            spans[step.rank].append((start, end))
+            spans[rank].append((start, end))
         return tuple(map(tuple, spans))
 
 
@@ -195,22 +198,23 @@ def _check_times(schedule: Schedule, costs: Sequence[StageCosts], transfer: floa
         raise ValueError("; ".join(problems))
 
 
-def _steady_window(schedule: Schedule, rank: int, spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+def _steady_window(schedule: Schedule, row: Sequence[Action]) -> tuple[int, int] | None:
+    """Places in a rank's row of the forwards at which its steady window opens and closes."""
     margin = max(-(-schedule.stages // schedule.microbatches), schedule.batches // 4)
     if schedule.batches < 2 * margin + 1:
         return None
     numbers = schedule.microbatch_range
-    starts = {
-        action.microbatch: start
-        for action, (start, _) in zip(schedule.actions[rank], spans, strict=True)
+    places = {
+        action.microbatch: place
+        for place, action in enumerate(row)
         if isinstance(action, Forward) and action.chunk == schedule.chunks - 1
     }
     width = margin * schedule.microbatches
-    return starts[numbers.start + width], starts[numbers.stop - width]
+    return places[numbers.start + width], places[numbers.stop - width]
 
 
-def _busy_time(spans: Sequence[tuple[float, float]], opening: float, closing: float) -> float:
-    return sum(max(0.0, min(end, closing) - max(start, opening)) for start, end in spans)
+def _busy_time(spans: Sequence[tuple[float, float]]) -> float:
+    return sum([end - start for start, end in spans])
 
 
 def _share(part: float, whole: float) -> float:
