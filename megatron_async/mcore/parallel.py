@@ -4,8 +4,9 @@
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from megatron.core.utils import get_model_config
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import destroy_global_state
 from torch.distributed.constants import default_pg_timeout
+
+from megatron_async.mcore.patches import temporary
 
 _ALONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
 """What torch.distributed reads in a process that no launcher started; port 0 is any free one."""
@@ -89,8 +92,18 @@ def pretend_rank(args: argparse.Namespace, rank: int) -> None:
     if args.device == "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(args.local_rank)  # the RNG states below open a context: on a rank's own device
     dist.init_process_group("fake", rank=rank, world_size=args.world_size, store=FakeStore())
-    _make_groups(args, create_gloo_process_groups=False)
+    with temporary.CREATE_GROUP.replaced(partial(_of_rank, rank)):
+        _make_groups(args, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+
+
+def _of_rank(rank: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the groups of one rank alone, where a process has no others to agree with."""
+
+    def create(ranks: Sequence[int], **options: Any) -> Any:
+        return original(ranks, **options) if rank in ranks else None
+
+    return create
 
 
 @contextlib.contextmanager

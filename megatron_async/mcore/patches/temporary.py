@@ -38,10 +38,21 @@ DEVICE_GENERATION = Patch(
     "one hardware queue is demanded for tensor parallelism before Blackwell (10), where delayed schedules can hang",
     "training/arguments.py: and get_device_arch_version() < 10:",
 )
+CREATE_GROUP = Patch(
+    "megatron.core.parallel_state:create_group",
+    "every rank makes the groups of all ranks, thousands for a planned job with an expert on each rank; one that "
+    "pretends to be in a job needs its own",
+    "core/parallel_state.py: if torch.distributed.get_rank() in ranks:",
+)
 CURRENT_DEVICE = Patch(
     "torch.cuda:current_device",
     "parameters are made on the current GPU; the planner makes them on the meta device",
     "core/tensor_parallel/layers.py: device=torch.cuda.current_device()",
+)
+OPTION_TEXTS = Patch(
+    "megatron.training.argument_utils:ArgumentGroupFactory._get_field_docstrings",
+    "help texts are read from the sources of dataclasses, which takes most of a parser's time; only --help needs them",
+    "training/argument_utils.py: source = inspect.getsource(src_cfg_class)",
 )
 WANDB_WRITER = Patch(
     "megatron.training.global_vars:_GLOBAL_WANDB_WRITER",

@@ -40,6 +40,23 @@ def stage(args: argparse.Namespace, rank: int) -> torch.nn.Module:
     return chunks[0]
 
 
+def test_a_rank_that_pretends_has_its_groups(monkeypatch):
+    """Rank 13 of 2 stages, 4 replicas and 2 tensor-parallel ranks; experts over 4 ranks."""
+    args = parsed(monkeypatch, "--model moe-2b-mini --pipeline-model-parallel-size 2")
+    args.world_size, args.tensor_model_parallel_size = 16, 2
+    args.expert_model_parallel_size, args.expert_tensor_parallel_size = 4, 1
+    parallel.pretend_rank(args, 13)
+    try:
+        found = ProcessGroupCollection.use_mpu_process_groups()
+        members = parallel.dist.get_process_group_ranks
+        assert [members(group) for group in (found.tp, found.pp, found.dp)] == [[12, 13], [5, 13], [9, 11, 13, 15]]
+        assert (members(found.ep), members(found.expt_dp)) == ([12, 13, 14, 15], [9, 13])
+        assert members(found.mp) == [4, 5, 12, 13]
+    finally:
+        parallel.mpu.destroy_model_parallel()
+        parallel.dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("spread", ["", "--embedding-init-method-std 0.5"])
 @pytest.mark.parametrize("name", SMALL)
 def test_tied_copies_begin_equal(monkeypatch, name, spread):
