@@ -11,7 +11,6 @@ import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
-from megatron_async import reference
 from megatron_async.checkpoint.manifest import arguments_as_json
 from megatron_async.checkpoint.state import largest
 from megatron_async.checkpoint.store import Checkpoints
@@ -42,6 +41,7 @@ from megatron_async.pipeline.synchronous import SynchronousSteps
 from megatron_async.planning import balance, measure
 from megatron_async.platform import gpu, packages
 from megatron_async.platform.groups import group_of_all
+from megatron_async.reference import steps as reference
 from megatron_async.schedules.arguments import is_delayed, schedule_of
 from megatron_async.training import writers
 from megatron_async.training.callbacks import Callback
