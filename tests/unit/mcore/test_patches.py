@@ -163,11 +163,13 @@ def test_on_cuda_torch_is_left_alone():
 
 
 IMPORT_ALL = """
-import importlib, pkgutil
+import importlib, pkgutil, sys
 import megatron_async
 from megatron_async import platform
 
 platform.activate("cpu")
+assert sys.modules["megatron.core.timers"].wandb is None and "wandb" not in sys.modules
+assert importlib.util.find_spec("wandb"), "a run can import it later"
 from megatron_async.mcore import patches
 from megatron_async.mcore.patches import temporary
 
