@@ -46,7 +46,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if is_first_rank():
             listing.print_list()
         raise SystemExit(0)
-    parser = make_parser()
+    parser = make_parser(texts=not {"--help", "-h"}.isdisjoint(argv))
     problems: list[str] = []
     device, device_sentence = _set_defaults(parser, argv, problems)
     args = _collect(parser, argv, problems)

@@ -17,15 +17,17 @@ from megatron_async.mcore.patches import temporary
 from megatron_async.schedules.arguments import schedule_of
 
 
-def add_megatron_options(parser: argparse.ArgumentParser) -> None:
-    """Add every Megatron-LM option to `parser`, in Megatron's groups."""
-    add_megatron_arguments(parser)
+def add_megatron_options(parser: argparse.ArgumentParser, *, texts: bool = True) -> None:
+    """Add every Megatron-LM option to `parser`, in Megatron's groups; `texts`: all help texts, which take time."""
+    unread = temporary.OPTION_TEXTS.replaced(lambda original: lambda self, dataclass: {})
+    with contextlib.nullcontext() if texts else unread:
+        add_megatron_arguments(parser)
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
     """The words of a command line that give Megatron's arguments, by destination, these values; None leaves one out."""
     parser = argparse.ArgumentParser()
-    add_megatron_arguments(parser)
+    add_megatron_options(parser, texts=False)
     actions = {action.dest: action for action in parser._actions}
     found: list[str] = []
     for name, value in values.items():

@@ -35,7 +35,7 @@ def _actions() -> dict[str, argparse.Action]:
     platform.activate("cpu")
     from megatron_async.config.parser import make_parser
 
-    return make_parser()._option_string_actions
+    return make_parser(texts=False)._option_string_actions
 
 
 def markdown() -> str:

@@ -23,6 +23,7 @@ from megatron_async.config import arguments  # noqa: E402
 from megatron_async.config.contract import explain  # noqa: E402
 from megatron_async.config.contract.check import ROWS, rows_of  # noqa: E402
 from megatron_async.config.contract.row import CONDITIONS  # noqa: E402
+from megatron_async.config.parser import make_parser  # noqa: E402
 from megatron_async.mcore.arguments import add_megatron_options  # noqa: E402
 from megatron_async.mcore.training import gpt_config_from_args  # noqa: E402
 from tests.distributed.jobs import BASE  # noqa: E402
@@ -132,6 +133,22 @@ def test_every_refused_option_is_refused_with_a_reason(megatron):
     for _, flag, value in rows:
         own = [problem for problem in found if problem.partition(":")[0].split()[0] == f"--{flag}"]
         assert own, f"--{flag} {value or ''}"
+
+
+def test_options_without_their_texts_are_the_same():
+    """A run leaves out the help texts that Megatron looks up in its sources."""
+
+    def own(texts: bool):
+        actions = make_parser(texts=texts)._actions
+        left_out = "help", "container", "type"
+        return [
+            {name: value for name, value in vars(action).items() if name not in left_out}
+            | {"type": getattr(action.type, "__qualname__", None)}
+            for action in actions
+        ], sum(not action.help for action in actions)
+
+    (whole, no_help), (bare, less_help) = own(True), own(False)
+    assert whole == bare and less_help > no_help + 100
 
 
 def words_of_every_option():
