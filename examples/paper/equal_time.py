@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 import json
 import os
-import signal
 import statistics
 import sys
 import warnings
@@ -40,6 +39,7 @@ from examples.paper.run import VOCAB_SIZE  # noqa: E402
 from megatron_async import report  # noqa: E402
 from megatron_async.data.preprocessing.prepare import prepare_corpus  # noqa: E402
 from megatron_async.files import write_atomically  # noqa: E402
+from megatron_async.launcher import exit_on_sigterm  # noqa: E402
 from megatron_async.training import provenance  # noqa: E402
 
 ZERO_BUBBLE = "zero-bubble"
@@ -237,6 +237,7 @@ def _train(
     return write()
 
 
+@exit_on_sigterm()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if a run failed, 2 for wrong arguments."""
     asked = _parse(arguments)
@@ -262,6 +263,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Handle SIGTERM like an interrupt from the keyboard, so that the runs in progress end too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

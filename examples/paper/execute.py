@@ -2,7 +2,6 @@
 """Starts the runs of tables side by side, and writes the tables after each."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.paper import plan, results
 from megatron_async import report
+from megatron_async.launcher import end
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.5
@@ -85,14 +85,7 @@ def _ending(running: list[Started]) -> Iterator[None]:
     try:
         yield
     finally:
-        for started in running:
-            started.process.send_signal(signal.SIGTERM)
-        for started in running:
-            try:
-                started.process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                started.process.kill()
-                started.process.wait()
+        end([started.process for started in running], GRACE_SECONDS)
 
 
 def complete(

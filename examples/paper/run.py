@@ -10,7 +10,6 @@ explains tables and scales.
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import warnings
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT))  # examples/ is not installed
 
 from examples.paper import cluster, downstream, execute, plan, results  # noqa: E402
 from megatron_async.data.preprocessing.prepare import prepare_corpus  # noqa: E402
+from megatron_async.launcher import exit_on_sigterm  # noqa: E402
 
 VOCAB_SIZE = 512
 
@@ -65,6 +65,7 @@ def describe(tables: Sequence[plan.Table], scale: plan.Scale, losses: results.Lo
     return text
 
 
+@exit_on_sigterm()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 if a run failed, 2 for wrong arguments."""
     asked = _parse(arguments)
@@ -111,6 +112,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Handle SIGTERM like an interrupt from the keyboard, so that the runs in progress end too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

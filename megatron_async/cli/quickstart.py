@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from megatron_async import report
 from megatron_async.cli import make_parser
 from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus
 from megatron_async.files import write_atomically
+from megatron_async.launcher import end, exit_on_sigterm
 from megatron_async.training import provenance
 
 STAGES = 2
@@ -106,13 +106,7 @@ def _launched(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[by
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(LAUNCHER_GRACE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            end([process], LAUNCHER_GRACE_SECONDS)
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
@@ -231,18 +225,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+@exit_on_sigterm()
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 if a run failed."""
     options = _parse(argv)
-    # Handle SIGTERM like an interrupt from the keyboard, so that the current run ends too.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        return _train_and_compare(options)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _train_and_compare(options: argparse.Namespace) -> int:
     # Megatron and torch report what this machine's GPU set-up lacks, and these runs use none.
     warnings.filterwarnings("ignore", module="megatron")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_async.files import json_line, read_json_lines
+from megatron_async.launcher import exit_on_sigterm
 from tests.cluster import hosts, slurm
 from tests.cluster.faults import FAULTS, Target
 from tests.cluster.run import ROOT, Run, write_documents
@@ -79,6 +79,7 @@ class NotRecovered(Exception):
     """A job did not come back by itself."""
 
 
+@exit_on_sigterm()  # daemons end too
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 if nothing was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -216,5 +217,4 @@ class Journal:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # daemons end too
     sys.exit(main(sys.argv[1:]))
