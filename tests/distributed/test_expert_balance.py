@@ -47,11 +47,7 @@ def train(pool: Pool, arguments: str, ranks: int, bad_batch: int = -1) -> list[R
 
 @pytest.fixture(scope="module")
 def reference(pool: Pool):
-    @cache
-    def run(arguments: str) -> Routing:
-        return train(pool, arguments, 1)[0]
-
-    return run
+    return cache(lambda arguments: train(pool, arguments, 1)[0])
 
 
 def one_process(layout: str) -> str:

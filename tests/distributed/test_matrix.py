@@ -48,11 +48,7 @@ CELLS = {cell.name: cell for cell in cells()}
 
 @pytest.fixture(scope="module")
 def reference(pool: Pool):
-    @cache
-    def run(arguments: str, ranks: int = 1) -> list[Outcome]:
-        return pool.run(TRAIN, arguments.split(), ranks=ranks)
-
-    return run
+    return cache(lambda arguments, ranks=1: pool.run(TRAIN, arguments.split(), ranks=ranks))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,12 +34,7 @@ def train(pool: Pool, arguments: str, ranks: int) -> list[Outcome]:
 @pytest.fixture(scope="module")
 def reference(pool: Pool):
     """One-process runs with a delay of one update, each made once."""
-
-    @cache
-    def run(recipe: str) -> Outcome:
-        return train(pool, f"{recipe} --gradient-delay 1", 1)[0]
-
-    return run
+    return cache(lambda recipe: train(pool, f"{recipe} --gradient-delay 1", 1)[0])
 
 
 @pytest.mark.parametrize("correction", ["", FEEDBACK], ids=["plain", "error-feedback"])

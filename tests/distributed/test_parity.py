@@ -20,12 +20,7 @@ def train(pool: Pool, arguments: str, ranks: int, *job_arguments: float) -> list
 @pytest.fixture(scope="module")
 def reference(pool: Pool):
     """One-process runs, each made once."""
-
-    @cache
-    def run(arguments: str) -> Outcome:
-        return train(pool, arguments, 1)[0]
-
-    return run
+    return cache(lambda arguments: train(pool, arguments, 1)[0])
 
 
 def assert_same_run(pipeline: list[Outcome], expected: Outcome) -> None:

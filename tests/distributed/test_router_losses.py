@@ -51,11 +51,7 @@ def updates(pool: Pool, arguments: str, ranks: int) -> list[dict[str, np.ndarray
 
 @pytest.fixture(scope="module")
 def reference(pool: Pool):
-    @cache
-    def run(loss: str) -> dict[str, np.ndarray]:
-        return updates(pool, LOSSES[loss], 1)[0]
-
-    return run
+    return cache(lambda loss: updates(pool, LOSSES[loss], 1)[0])
 
 
 @pytest.mark.parametrize(("loss", "layout", "mode"), GRID)
