@@ -81,10 +81,10 @@ def nccl_rules(bound: bool) -> Iterator[None]:
     names = "isend irecv send recv all_reduce broadcast reduce_scatter_tensor all_gather_into_tensor".split()
     originals: dict[str, Any] = {name: getattr(dist, name) for name in names}
 
-    def message(name: str, blocking: str) -> Callable[..., Any]:
+    def message(name: str) -> Callable[..., Any]:
         def call(tensor: Any, dst: Any = None, src: Any = None, group: Any = None, **options: Any) -> Any:
             peer = dst if dst is not None else src
-            work = communicators.run(group, peer, lambda: originals[blocking](tensor, peer, group=group))
+            work = communicators.run(group, peer, lambda: originals["send"](tensor, peer, group=group))
             return work if name.startswith("i") else work.wait()
 
         return call
@@ -106,15 +106,10 @@ def nccl_rules(bound: bool) -> Iterator[None]:
 
         return call
 
-    dist.isend, dist.send = message("isend", "send"), message("send", "send")
-    dist.irecv, dist.recv = receive("irecv"), receive("recv")
-    for name in names[4:]:
-        setattr(dist, name, collective(name))
-    try:
+    ruled = {name: message(name) for name in ("isend", "send")}
+    ruled |= {name: receive(name) for name in ("irecv", "recv")} | {name: collective(name) for name in names[4:]}
+    with mock.patch.multiple(dist, **ruled):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
 
 
 def train_under_nccl_rules(arguments: Sequence[str], bound: bool) -> Outcome:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -84,8 +85,6 @@ def train_on_whole_corpus(arguments: Sequence[str]) -> Outcome:
 
 def unequal_tied_copies(arguments: Sequence[str]) -> str:
     """The error of a run whose stages load different embeddings."""
-    from unittest import mock
-
     import torch.distributed as dist
 
     from megatron_async.config import arguments as command_line
@@ -304,14 +303,8 @@ def blocking_calls(arguments: Sequence[str]) -> list[str]:
 
         return call
 
-    originals = {name: getattr(dist, name) for name in _WAITING}
-    for name in _WAITING:
-        setattr(dist, name, watched(name))
-    try:
+    with mock.patch.multiple(dist, **{name: watched(name) for name in _WAITING}):
         loop.run()
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
     run.close()
     return found
 

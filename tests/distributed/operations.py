@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from tests.distributed.jobs import BASE, Outcome, train
 
@@ -30,14 +31,9 @@ def watched(start: Start) -> Iterator[None]:
 
         return call
 
-    originals = {name: vars(dist.ProcessGroup)[name] for name in METHODS}  # getattr would lose the binding to `self`
-    for name in METHODS:
-        setattr(dist.ProcessGroup, name, method(name, getattr(dist.ProcessGroup, name)))
-    try:
+    methods = {name: method(name, getattr(dist.ProcessGroup, name)) for name in METHODS}
+    with mock.patch.multiple(dist.ProcessGroup, **methods):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, original)
 
 
 @dataclass
@@ -95,16 +91,10 @@ def operations(arguments: Sequence[str], sleep_ms: float) -> Operations:
 
         return call
 
-    originals = {name: getattr(DeferredUpdate, name) for name in ("poll", "wait", "apply")}
+    methods = {name: within(getattr(DeferredUpdate, name)) for name in ("poll", "wait", "apply")}
     loop = run.build(command_line.parse([*BASE, *arguments]), callbacks=[staller(sleep_ms)])
-    try:
-        for name, original in originals.items():
-            setattr(DeferredUpdate, name, within(original))
-        with watched(start):
-            loop.run()
-    finally:
-        for name, original in originals.items():
-            setattr(DeferredUpdate, name, original)
+    with mock.patch.multiple(DeferredUpdate, **methods), watched(start):
+        loop.run()
     run.close()
     found.started = dict(found.started)
     return found

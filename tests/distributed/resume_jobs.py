@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.distributed.jobs import BASE, Outcome, observer, train
 
@@ -216,14 +217,12 @@ def save_fails(arguments: Sequence[str], failing: int, place: str) -> str:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(*args, **kwargs)
 
-    setattr(owner, name, no_space)
     try:
-        train(arguments)
+        with mock.patch.object(owner, name, no_space):
+            train(arguments)
     except JointError as error:
         run.close()
         return str(error)
-    finally:
-        setattr(owner, name, original)
     return "saved"
 
 

@@ -2,7 +2,7 @@
 """A small corpus built once, and arguments with their defaults."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from megatron_async import platform
 # Other tests of the session run Megatron, whose modules must be adapted before they are imported.
 platform.activate(platform.choose("auto")[0])
 
+from megatron_async.data.preprocessing.indexed import IndexedWriter  # noqa: E402
 from megatron_async.data.preprocessing.prepare import CorpusPaths, prepare_corpus  # noqa: E402
 
 MakeArguments = Callable[..., argparse.Namespace]
@@ -34,6 +35,15 @@ def write_sources(root: Path, count: int = 40) -> Path:
         (root / skipped).mkdir()
         (root / skipped / "module.py").write_text(f"left_out = '{skipped}'\n")
     return root
+
+
+def write_data(prefix: Path, documents: Sequence[Sequence[int]]) -> str:
+    """A data set of these documents, with a vocabulary of 1,000 tokens; its prefix."""
+    with IndexedWriter(str(prefix), 1000) as writer:
+        for document in documents:
+            writer.add(document)
+        writer.commit()
+    return str(prefix)
 
 
 @pytest.fixture(scope="session")

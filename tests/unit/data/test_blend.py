@@ -5,22 +5,14 @@ from pathlib import Path
 import pytest
 
 from megatron_async.data.blend import data_sources, missing_data_files
-from megatron_async.data.preprocessing.indexed import IndexedWriter
 
-from .conftest import MakeArguments
-
-
-def write_data(prefix: Path, documents: int, tokens: int = 10) -> str:
-    with IndexedWriter(str(prefix), 1000) as writer:
-        for number in range(documents):
-            writer.add([number % 900] * (tokens - 1) + [999])
-        writer.commit()
-    return str(prefix)
+from .conftest import MakeArguments, write_data
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, str]:
-    return {name: write_data(tmp_path / name, count) for name, count in {"a": 1000, "b": 1000, "tiny": 3}.items()}
+    counts = {"a": 1000, "b": 1000, "tiny": 3}
+    return {name: write_data(tmp_path / name, [[1] * 9 + [999]] * count) for name, count in counts.items()}
 
 
 def test_good_arguments(data: dict[str, str], make_arguments: MakeArguments) -> None:
@@ -114,7 +106,7 @@ def test_files_that_do_not_belong_together(data: dict[str, str], make_arguments:
 
 
 def test_index_without_documents(tmp_path: Path, make_arguments: MakeArguments) -> None:
-    prefix = write_data(tmp_path / "empty", 0)
+    prefix = write_data(tmp_path / "empty", [])
     (problem,) = missing_data_files(make_arguments("--train-data-path", prefix))
     assert "lists no documents" in problem
 

@@ -18,20 +18,11 @@ from megatron_async.data.datasets import (
     sufficient_surplus,
     train_valid_test_datasets,
 )
-from megatron_async.data.preprocessing.indexed import IndexedWriter
 
-from .conftest import MakeArguments
+from .conftest import MakeArguments, write_data
 
 END = 999
 TOKENIZER = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--seq-length", "8")
-
-
-def write_data(prefix: Path, documents: list[list[int]]) -> str:
-    with IndexedWriter(str(prefix), 1000) as writer:
-        for document in documents:
-            writer.add(document)
-        writer.commit()
-    return str(prefix)
 
 
 @pytest.fixture
