@@ -33,11 +33,7 @@ _SECOND = ("mlp.", "pre_mlp_layernorm.")
 """Beginnings of names in the second half of a layer."""
 _EMPTY = Place("output_layer._extra_state", (1,), (0,))
 """What a HybridModel saves and a GPT does not."""
-_NO_SPLIT = {
-    **dict.fromkeys(("pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size")),
-    **dict.fromkeys(("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
-    **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), False),
-}
+_NO_SPLIT = {**hybrid.NO_SPLIT, "virtual_pipeline_model_parallel_size": None}
 
 
 def convert(source: Path, root: Path, *, to_gpt: bool) -> argparse.Namespace:

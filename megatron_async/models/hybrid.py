@@ -12,7 +12,6 @@
 """
 
 import argparse
-import copy
 from collections.abc import Iterator, Mapping
 from itertools import batched, chain
 from typing import Any
@@ -42,7 +41,12 @@ calls experimental there."""
 
 MIXERS, BLOCKS = (Symbols.ATTENTION, Symbols.GDN, Symbols.MLA), (Symbols.MLP, Symbols.MOE)
 """Letters of the halves of a GPT's layer."""
-
+NO_SPLIT = {
+    "pipeline_model_parallel_layout": None,
+    **dict.fromkeys(("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
+    **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), False),
+}
+"""Arguments that split the layers, where none does."""
 
 _MEGATRONS_STACK = ("hybrid_stack_spec", "mamba_stack_spec")
 """Functions that --spec names for layers of Transformer Engine in Megatron-LM's own scripts, now and before."""
@@ -70,11 +74,8 @@ def layers_of(pattern: str) -> str:
 
 def on_one_stage(args: argparse.Namespace) -> argparse.Namespace:
     """A copy of checked arguments whose one stage holds all layers."""
-    alone = copy.copy(args)
+    alone = argparse.Namespace(**vars(args) | NO_SPLIT)
     alone.pipeline_model_parallel_size, alone.virtual_pipeline_model_parallel_size = 1, None
-    alone.pipeline_model_parallel_layout = None
-    alone.decoder_first_pipeline_num_layers = alone.decoder_last_pipeline_num_layers = None
-    alone.account_for_embedding_in_pipeline_split = alone.account_for_loss_in_pipeline_split = False
     if args.hybrid_layer_pattern is not None:
         alone.hybrid_layer_pattern = layers_of(args.hybrid_layer_pattern)
     return alone
@@ -159,14 +160,12 @@ def _with_pattern(args: argparse.Namespace) -> argparse.Namespace:
     """Checked arguments of a GPT -> those of the HybridModel with the same layers on the same stages."""
     letters = letters_of(args)
     stages = chain.from_iterable(zip(*layers_by_chunk(args), strict=True))  # in the order of the layers
-    changed = argparse.Namespace(**vars(args))
+    changed = argparse.Namespace(**vars(args) | NO_SPLIT)
     changed.hybrid_layer_pattern = Symbols.PIPE.join("".join(letters[layer] for layer in stage) for stage in stages)
     changed.num_layers *= 2
     if args.recompute_num_layers is not None:
         changed.recompute_num_layers *= 2
-    changed.pipeline_model_parallel_layout = changed.experimental_attention_variant = None
-    changed.decoder_first_pipeline_num_layers = changed.decoder_last_pipeline_num_layers = None
-    changed.account_for_embedding_in_pipeline_split = changed.account_for_loss_in_pipeline_split = False
+    changed.experimental_attention_variant = None
     return changed
 
 
