@@ -4,6 +4,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from megatron_async import platform
 
 platform.activate("cpu")
 
+from megatron_async.cli import convert as command
 from megatron_async.config import arguments
 from megatron_async.models import one_process
 from megatron_async.models.huggingface import convert
@@ -119,6 +121,14 @@ def test_logits_equal_those_of_transformers(name, tmp_path):
     tokens, expected, _ = exported(tmp_path, *MODELS[name].split())
     found = transformers_logits(tmp_path, tokens)
     assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_help_and_page_name_the_families():
+    """The help is a text because the registry, and with it Megatron, takes seconds to import."""
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| Architectures |"))
+    for text in (command.__doc__, row):
+        assert sorted(re.findall(r"\w+ForCausalLM", text)) == sorted(FAMILIES)
 
 
 def test_a_family_from_outside_is_one_registry_entry(tmp_path, monkeypatch):
