@@ -16,6 +16,7 @@ from typing import Any
 from megatron_async.checkpoint import folder, on_resume
 from megatron_async.checkpoint.manifest import json_value
 from megatron_async.checkpoint.on_resume import option
+from megatron_async.files import obstacle
 from megatron_async.mcore import checkpoint as distributed
 from megatron_async.models import hybrid
 
@@ -30,6 +31,9 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             f"--save {args.save} with --save-interval {args.save_interval}: give --save-interval N, at least 1, for a "
             "checkpoint after every N batches; the end of a run has one too."
         )
+    # `Store.prepare` finds what rights do not show, but after the model is built.
+    if args.save and not args.dry_run and (reason := obstacle(Path(args.save, folder.TRACKER))):
+        yield f"--save {args.save}: {reason}. Name a folder that every rank can write to."
 
 
 def derived_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -161,9 +165,10 @@ def differences(args: argparse.Namespace, saved: Mapping[str, Any], path: Path) 
             )
     for name, what in fixed.items():
         if name in saved and hasattr(args, name) and (now := json_value(getattr(args, name))) != saved[name]:
+            ways = "--finetune or --no-load-optim" if name in on_resume.OPTIMIZER.names else "--finetune"
             yield (
                 f"{option(name)} is {now}, but {path} was saved with {saved[name]}; {what} would change. Give the "
-                "saved value, or start anew without --load (or with --finetune)."
+                f"saved value, or start anew without --load (or with {ways})."
             )
     if args.no_load_optim:
         return

@@ -3,7 +3,8 @@
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from megatron_async import platform
 from megatron_async.checkpoint import rules as checkpoint_rules
@@ -22,9 +23,15 @@ from megatron_async.planning import resolve as dry_run
 from megatron_async.platform import cpu, gpu
 from megatron_async.schedules import is_delayed, schedule_of
 
-_SAID_BY_RULES = ("world size (", "Megatron requires: --save-interval ", "Megatron requires: not --swiglu")
-"""Objections of Megatron's that our rules state in more words: number of processes, saves without an interval, two
-activation functions."""
+_SAID_BY_RULES = (
+    "world size (",
+    "eval_global_batch_size (",
+    "A single data source must be provided",
+    "Megatron requires: --save-interval ",
+    "Megatron requires: not --swiglu",
+)
+"""Objections of Megatron's that our rules state in more words: number of processes, batches of whole micro-batches, one
+source of data, saves without an interval, two activation functions."""
 
 
 class ArgumentProblems(ValueError):
@@ -163,15 +170,27 @@ def _collect(parser: argparse.ArgumentParser, argv: Sequence[str], problems: lis
             args, unknown = parser.parse_known_args(remaining)
             break
         except argparse.ArgumentError as error:
-            problems.append(str(error).removeprefix("argument "))
+            problems.append(str(error).removeprefix("argument ") + _nearest_choice(parser, error))
             shorter = without(remaining, (error.argument_name or "").split("/"))
             if shorter == remaining:
                 raise ArgumentProblems(problems) from None
             remaining = shorter
     flags = [token for token in unknown if token.startswith("--")]
     for token in flags:
-        near = difflib.get_close_matches(token.partition("=")[0], parser._option_string_actions, n=1)
-        problems.append(f"{token}: no such argument" + (f"; did you mean {near[0]}?" if near else "."))
+        near = _nearest(token.partition("=")[0], parser._option_string_actions)
+        problems.append(f"{token}: no such argument{near or '.'}")
     if unknown and not flags:
         problems.append(f"values that belong to no argument: {' '.join(unknown)}")
     return args
+
+
+def _nearest_choice(parser: argparse.ArgumentParser, error: argparse.ArgumentError) -> str:
+    """The choice that a wrong value is near to, as the end of a message; empty where there is none."""
+    action = parser._option_string_actions.get((error.argument_name or "").split("/")[0])
+    given = re.match(r"invalid choice: '([^']*)'", error.message)
+    return _nearest(given[1], map(str, action.choices)) if given and action and action.choices else ""
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

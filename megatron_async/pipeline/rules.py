@@ -30,11 +30,6 @@ def derived_problems(args: argparse.Namespace) -> Iterator[str]:
 def _batch(args: argparse.Namespace, size: int) -> Iterator[str]:
     """Problems with a batch of `size` samples."""
     per_step = args.micro_batch_size * args.data_parallel_size
-    if size % per_step != 0:
-        yield (
-            f"--global-batch-size {size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-            f"data-parallel size {args.data_parallel_size} = {per_step}."
-        )
     microbatches, stages = size // per_step, args.pipeline_model_parallel_size
     definition = schedule_of(args)
     if definition.update_per_microbatch and microbatches != 1:
@@ -87,7 +82,29 @@ def _layout(args: argparse.Namespace) -> Iterator[str]:
             f"--pipeline-schedule {definition.name} needs "
             f"{definition.chunks} for each of --pipeline-model-parallel-size {stages} = {chunks}. Separate them with |."
         )
-    yield from _processes(args)
+    wrong = list(_processes(args))
+    yield from wrong or _whole_microbatches(args)
+
+
+def _whole_microbatches(args: argparse.Namespace) -> Iterator[str]:
+    """Every batch, of training and of an evaluation, is whole micro-batches on every data-parallel rank."""
+    parts = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    data_parallel = args.world_size // parts
+    batch, microbatch = ("--global-batch-size", args.global_batch_size), ("--micro-batch-size", args.micro_batch_size)
+    pairs = [((batch[0], size), microbatch) for _, size in BatchSizes.of(args).steps]
+    if args.eval_global_batch_size or args.eval_micro_batch_size:  # those of training where one is not given
+        of_evaluation = ("--eval-global-batch-size", args.eval_global_batch_size)
+        smaller = ("--eval-micro-batch-size", args.eval_micro_batch_size)
+        pairs.append((of_evaluation if of_evaluation[1] else batch, smaller if smaller[1] else microbatch))
+    for (batch_flag, size), (flag, samples) in pairs:
+        step = (samples or 0) * data_parallel
+        if size and step > 0 and size % step:
+            below = size // step * step
+            fitting = f"{below} or {below + step}" if below else str(step)
+            yield (
+                f"{batch_flag} {size} is not a multiple of {flag} {samples} x data-parallel size {data_parallel} = "
+                f"{step}. Take {fitting}, another {flag}, or another number of processes."
+            )
 
 
 def _processes(args: argparse.Namespace) -> Iterator[str]:

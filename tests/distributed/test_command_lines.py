@@ -17,6 +17,15 @@ WRONG = {
         "--global-batch-size 1",
         ["1 micro-batches", "for 2 stages", "--global-batch-size to at least 2"],
     ),
+    "a batch that is not whole micro-batches": (
+        "--micro-batch-size 2 --global-batch-size 9",
+        ["1 problem", "--global-batch-size 9 is not", "--micro-batch-size 2 x data-parallel size 1 = 2. Take 8 or 10,"],
+    ),
+    "two sources of data": (
+        "--per-split-data-args-path /nowhere.json",
+        ["2 problems", "--mock-data and --per-split-data-args-path exclude each other", "/nowhere.json"],
+    ),
+    "unknown optimizer": ("--optimizer muno", ["1 problem", "--optimizer", "'muno'", "did you mean muon?"]),
     "unknown model": ("--model smollm9", ["--model smollm9", "Known:", "tiny"]),
     "layers not divisible": ("--num-layers 5", ["--num-layers 5", "--pipeline-model-parallel-size 2"]),
     "a layout that drops a layer": (
@@ -64,7 +73,11 @@ WRONG = {
         "--metrics-file /dev/null/metrics.jsonl --trace-file /tmp",
         ["2 problems", "metrics.jsonl: /dev/null is a file", "--trace-file /tmp: it is a folder"],
     ),
-    "saves without an interval": ("--save /nowhere", ["1 problem", "--save /nowhere", "give --save-interval N"]),
+    "saves without an interval": ("--save /tmp/new", ["1 problem", "--save /tmp/new", "give --save-interval N"]),
+    "a save folder that cannot be made": (
+        "--save /dev/null/new --save-interval 3",
+        ["1 problem", "--save /dev/null/new: /dev/null is a file. Name a folder"],
+    ),
     "sgd in flat pieces": ("--optimizer sgd --use-distributed-optimizer", ["--optimizer sgd", "cannot save"]),
     "a ramp that does not end at the global batch size": (
         "--rampup-batch-size 4 3 32",

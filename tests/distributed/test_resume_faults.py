@@ -128,11 +128,10 @@ def test_a_disk_that_is_really_full(pool, tmp_path, small_disk):
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_batch(pool, tmp_path):
-    (tmp_path / "file").touch()
-    place = tmp_path / "file" / "checkpoints"
-    arguments = f"{TWO_BW} --save {place} --save-interval 100".split()
+    (tmp_path / ".lock").mkdir()  # what no rights show
+    arguments = f"{TWO_BW} --save {tmp_path} --save-interval 100".split()
     for message in pool.run("tests.distributed.resume_jobs:save_fails", arguments, -1, "manifest", ranks=2):
-        assert message.startswith(f"--save {place} cannot be written to: rank 0: NotADirectoryError")
+        assert message.startswith(f"--save {tmp_path} cannot be written to: rank 0: IsADirectoryError")
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(pool, tmp_path):

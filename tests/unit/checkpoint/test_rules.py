@@ -48,6 +48,7 @@ def arguments(**changes: object) -> argparse.Namespace:
 def test_what_cannot_change_is_named(tmp_path, changes, flag):
     (problem,) = rules.differences(arguments(**changes), SAVED, tmp_path)
     assert flag in problem and str(tmp_path) in problem
+    assert ("--no-load-optim" in problem) == ("optimizer" in changes)
 
 
 @pytest.mark.parametrize(

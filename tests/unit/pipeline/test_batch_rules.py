@@ -13,21 +13,52 @@ from megatron_async.pipeline import rules
     [
         ("0:4,64:8", []),
         ("0:1,64:8", ["1 micro-batches (global batch 1 "]),
-        ("0:2,64:7", ["--global-batch-size 7 is not"]),
     ],
 )
 def test_batches_that_grow(steps, expected):
-    micro_batch = 2 if "7" in steps else 1
     args = argparse.Namespace(
-        micro_batch_size=micro_batch,
+        micro_batch_size=1,
         data_parallel_size=1,
-        pipeline_model_parallel_size=2 if micro_batch == 1 else 1,
-        pipeline_schedule="2bw" if micro_batch == 1 else "1f1b",
+        pipeline_model_parallel_size=2,
+        pipeline_schedule="2bw",
         step_batch_size_schedule=steps,
         seq_length=16,
         gradient_delay=None,
     )
     problems = list(rules.derived_problems(args))
+    assert len(problems) == len(expected) and all(text in found for text, found in zip(expected, problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, []),
+        (
+            {"global_batch_size": 9},
+            ["--global-batch-size 9 is not a multiple of --micro-batch-size 2 x data-parallel size 2 = 4. Take 8 or"],
+        ),
+        ({"global_batch_size": 3}, ["data-parallel size 2 = 4. Take 4, another --micro-batch-size,"]),
+        ({"step_batch_size_schedule": "0:4,64:7"}, ["--global-batch-size 7 is not a multiple of"]),
+        ({"eval_micro_batch_size": 3}, ["--global-batch-size 8 is not a multiple of --eval-micro-batch-size 3 x"]),
+        ({"eval_global_batch_size": 6}, ["--eval-global-batch-size 6 is not a multiple of --micro-batch-size 2 x"]),
+        ({"eval_global_batch_size": 6, "eval_micro_batch_size": 1}, []),
+        ({"global_batch_size": None}, []),
+        ({"micro_batch_size": None}, []),
+    ],
+)
+def test_a_batch_is_whole_microbatches(given, expected):
+    values = {
+        "world_size": 4,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 2,
+        "context_parallel_size": 1,
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "eval_micro_batch_size": None,
+        "eval_global_batch_size": None,
+        "seq_length": 16,
+    }
+    problems = list(rules._whole_microbatches(argparse.Namespace(**(values | given))))
     assert len(problems) == len(expected) and all(text in found for text, found in zip(expected, problems, strict=True))
 
 
