@@ -1,7 +1,9 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
-"""Warnings of Megatron's at the start of a run that its user can do nothing about: one table."""
+"""Warnings of Megatron's and torch's that the user of a run can do nothing about: two tables."""
 
 import logging
+import re
+import warnings
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,11 +46,22 @@ MESSAGES = (
     ),
 )
 
+PYTHON_WARNINGS = {
+    "Please use DTensor instead and we are deprecating ShardedTensor": "Megatron's reader of checkpoints has it",
+    "The argument order of": "Megatron's reader calls torch's load the old way, which torch understands",
+    "torch.distributed is disabled, unavailable or uninitialized, assuming the intent is to": (
+        "Megatron's reader of common state is each rank's own"
+    ),
+}
+"""Beginning of a warning of torch.distributed.checkpoint -> why nobody needs it."""
+
 
 def hide() -> None:
-    """Show none of `MESSAGES` in this process."""
+    """Show none of `MESSAGES` and `PYTHON_WARNINGS` in this process."""
     for message in MESSAGES:
         logging.getLogger(message.logger).addFilter(partial(_shown, message))
+    for text in PYTHON_WARNINGS:
+        warnings.filterwarnings("ignore", message=re.escape(text))
 
 
 def _shown(message: Message, record: logging.LogRecord) -> bool:
