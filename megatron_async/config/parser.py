@@ -17,8 +17,8 @@ examples:
   --optimizer list             print the optimizers with their hyper-parameters
   --model smollm2-135m --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --dry-run
                                print parameters, memory and schedule of a run; train nothing
-  --model tiny --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --train-iters 20 --lr 1e-3
-    --micro-batch-size 1 --global-batch-size 8 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000
+  --model tiny --pipeline-model-parallel-size 2 --pipeline-schedule 2bw --train-iters 20 --eval-iters 2
+    --lr 1e-3 --micro-batch-size 1 --global-batch-size 8 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000
                                train a small model for 20 batches on made-up data
 """
 

@@ -1,6 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """`--optimizer list`, and the same as tables for docs/optimizers.md."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -24,7 +25,7 @@ def print_list(console: Console | None = None) -> None:
         options = [f"{option.flag} ({option.default}, {option.rule})" for option in options_of(spec.name)]
         options.insert(0, f"--weight-decay ({spec.hyperparameters().weight_decay})")
         table.add_row(spec.name, *("\n".join(cell).replace("[", r"\[") for cell in ([*spec.text, "", state], options)))
-    (console or Console()).print(table)
+    (console or Console(width=None if sys.stdout.isatty() else 150)).print(table)
 
 
 def markdown() -> str:
