@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the megatron_async authors. SPDX-License-Identifier: Apache-2.0
 """Simulate schedules on devices: what hosts, streams, hardware queues and collectives add to compute alone.
 
-python tools/simulate_device.py --schedules 2bw,2bw-eager --stages 4,8,16 --policies host,chain
+python tools/simulate_device.py --schedules 2bw,2bw-eager --stages 4,8,16 --policies host,when-known
 python tools/simulate_device.py --trace trace.json --microbatches-per-stage 1,2 --queues one
 
 Everything is simulated, nothing is measured. Times are in ms.

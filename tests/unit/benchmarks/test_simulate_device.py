@@ -2,6 +2,7 @@
 """The command tools/simulate_device.py."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,15 +33,28 @@ def test_hangs_have_a_row(capsys) -> None:
     assert "hangs: rank 0 in " in capsys.readouterr().out
 
 
-def test_times_of_a_recorded_run(capsys, tmp_path) -> None:
+@pytest.fixture
+def trace(tmp_path) -> Path:
+    """Two batches of one micro-batch on two stages, as a run's trace has them."""
     events = [
         {"ph": "X", "ts": 0, "dur": time * 1000, "pid": stage, "tid": stage, "args": {"kind": kind, "batch": batch}}
         for stage in (0, 1)
         for kind, time in (("F", 10 + stage), ("B", 20), ("U", 2))
         for batch in (0, 1)
     ]
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    arguments = ["--schedules", "2bw", "--trace", str(tmp_path / "trace.json"), "--microbatches-per-stage", "2"]
+    path: Path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_the_commands_of_its_help_are_accepted(trace, monkeypatch) -> None:
+    monkeypatch.chdir(trace.parent)
+    commands = [line.split() for line in (tool.__doc__ or "").splitlines() if line.startswith("python tools/")]
+    assert len(commands) > 1 and all(tool.parse_arguments(words[2:])[0] for words in commands)
+
+
+def test_times_of_a_recorded_run(capsys, trace) -> None:
+    arguments = ["--schedules", "2bw", "--trace", str(trace), "--microbatches-per-stage", "2"]
     assert tool.main([*arguments, "--policies", "at-once", "--queues", "many", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["stages"], row["compute_alone"]) == (2, 4 * 31 + 2)
