@@ -59,7 +59,10 @@ def main() -> int:
         parser.error(f"--optimizers {','.join(unknown)}: unknown; choose of {', '.join(names())}")
     used, (per_token, weights) = results.machine(), measure_model(options.layers, f"{options.json}.trace")
     compute = per_token * BATCH_TOKENS
-    rows = [row(name, weights, options.turns, compute) for name in chosen]
+    rows = []
+    for name in chosen:
+        rows.append(row(name, weights, options.turns, compute))
+        sys.stderr.write(f"{name}: {rows[-1]['step_ms']:.0f} ms a step\n")
     matrices = [matrices_only(weights, ours) for ours in (True, False)]
     ours, theirs = map(statistics.median, alternate(matrices, options.turns))
     report = {"layers": options.layers, "forward_and_backward_s": compute, "tokens": BATCH_TOKENS}

@@ -2,7 +2,9 @@
 """Runs whose losses are kept. `python -m tests.golden.recipes` writes them down anew, after a change that is meant to
 change them; say in its message why."""
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.processes import Pool
@@ -37,10 +39,13 @@ def run(pool: Pool, name: str) -> Numbers:
     return {"losses": outcome.losses, "grad_norms": outcome.grad_norms}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Record every recipe; `--help` records nothing."""
+    argparse.ArgumentParser(description=__doc__).parse_args(words)
     with Pool(SMALL_CORPUS) as pool:
         kept = {name: run(pool, name) for name in RECIPES}
     FILE.write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"wrote {FILE}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.golden.recipes import FILE, RECIPES, run
+from tests.golden.recipes import FILE, RECIPES, main, run
 
 # Another processor rounds products in another way.
 RTOL = 2e-5
@@ -14,6 +14,15 @@ RTOL = 2e-5
 
 def test_every_recipe_is_kept():
     assert json.loads(FILE.read_text()).keys() == RECIPES.keys()
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--only"], 2)])
+def test_asking_for_help_records_nothing(monkeypatch, tmp_path, capsys, words, status):
+    monkeypatch.setattr("tests.golden.recipes.FILE", tmp_path / "losses.json")
+    monkeypatch.setattr("tests.golden.recipes.RECIPES", {})
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == status and not list(tmp_path.iterdir()) and "usage:" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("name", RECIPES)
