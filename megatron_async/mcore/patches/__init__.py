@@ -5,10 +5,6 @@
 functions that need them.
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from megatron_async.mcore.patches import cpu, cuda, megatron
 from megatron_async.mcore.patches.patch import Patch
 
@@ -21,22 +17,7 @@ _installed: set[str] = set()
 def install(device: str) -> bool:
     """Apply the permanent patches of "cpu" or "cuda" to this process, each once; return whether one was missing."""
     missing = [patch for patch in PERMANENT if device in patch.devices and patch.target not in _installed]
-    # Megatron's timers import wandb, in a third of a second, to log themselves, which no run here asks of them.
-    with _absent("wandb"):
-        for patch in missing:
-            patch.apply()
-            _installed.add(patch.target)
+    for patch in missing:
+        patch.apply()
+        _installed.add(patch.target)
     return bool(missing)
-
-
-@contextmanager
-def _absent(package: str) -> Iterator[None]:
-    """Imports of a package fail inside the block, as where it is not installed; one that was imported stays."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[package]

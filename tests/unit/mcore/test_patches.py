@@ -163,13 +163,11 @@ def test_on_cuda_torch_is_left_alone():
 
 
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, pkgutil
 import megatron_async
 from megatron_async import platform
 
 platform.activate("cpu")
-assert sys.modules["megatron.core.timers"].wandb is None and "wandb" not in sys.modules
-assert importlib.util.find_spec("wandb"), "a run can import it later"
 from megatron_async.mcore import patches
 from megatron_async.mcore.patches import temporary
 
