@@ -204,13 +204,14 @@ def test_a_table_of_some_runs_says_how_many():
 
 
 def test_a_rate_at_the_edge_is_marked_and_one_that_diverges_is_not_chosen():
-    runs = plan.grid_runs(plan.read_table("table1"), TOY, {"optimizer": "lion"})
-    losses = dict(zip((run.rate for run in runs), (3.0, 3.1, 3.2, 3.3, math.nan), strict=True))
+    scale = dataclasses.replace(TOY, grid={"default": [4e-3, 8e-3, 1.6e-2]})
+    runs = plan.grid_runs(plan.read_table("table1"), scale, {"optimizer": "lion"})
+    losses = dict(zip((run.rate for run in runs), (3.0, 3.1, math.nan), strict=True))
     assert plan.best_rate(runs, lambda run: losses[run.rate]) == runs[0].rate
     with pytest.raises(ValueError, match="lion: diverges at every rate"):
         plan.best_rate(runs, lambda run: math.nan)
     table = plan.read_table("table1", rows=["lion"])
-    assert "| lion | delayed | 0.008* |" in results.markdown(table, TOY, made_up)
+    assert "| lion | delayed | 0.016* |" in results.markdown(table, scale, made_up)
 
 
 def rows_of(each: plan.Run, *, skipped: int = 0) -> list[dict]:
