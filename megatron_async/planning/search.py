@@ -5,7 +5,7 @@ import argparse
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_async.models import rules
 from megatron_async.planning.balance import RECOMPUTE, Choice, NoSplit, choose, split_option, variant
@@ -14,7 +14,7 @@ from megatron_async.planning.devices import Device
 from megatron_async.planning.parameters import Block, blocks, distributed
 from megatron_async.planning.resolve import key_value_heads, microbatches_of, pad_vocabulary
 from megatron_async.planning.split import on_ranks
-from megatron_async.planning.timing import BatchTime, BlockTime, batch_time
+from megatron_async.planning.timing import BatchTime, BlockTime, Exchange, batch_time
 from megatron_async.schedules import SCHEDULES, ScheduleDefinition
 
 SIMULATED = 6
@@ -157,27 +157,33 @@ class Search:
             self._models[tensor, expert] = distributed(self._models[tensor, 0], args.num_experts or 1, expert)
         return self._models[tensor, expert]
 
-    def _bound(self, layout: Layout) -> float:
-        """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
-        args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
-        costs, model, delayed = CostModel(args, self._device), self._model(args), SCHEDULES[layout.schedule].delayed
+    def _costs(self, args: argparse.Namespace, layout: Layout) -> tuple[list[BlockTime], Exchange]:
+        """Times of the blocks and of what stages exchange, each part estimated once for the sizes it depends on."""
+        costs, model = CostModel(args, self._device), self._model(args)
         of_pass = layout.tensor, layout.expert, layout.micro_batch, layout.recompute
         if of_pass not in self._passes:
             self._passes[of_pass] = costs.passes(model)
-        of_batch = layout.tensor, layout.expert, layout.pipeline, layout.data, delayed
+        of_batch = layout.tensor, layout.expert, layout.pipeline, layout.data, SCHEDULES[layout.schedule].delayed
         if of_batch not in self._once_a_batch:
             self._once_a_batch[of_batch] = costs.updates(model), costs.reduction(model)
         updates, reduction = self._once_a_batch[of_batch]
+        times = [replace(own, update=update) for own, update in zip(self._passes[of_pass], updates, strict=True)]
+        return times, Exchange(costs.transfer(), reduction)
+
+    def _bound(self, layout: Layout) -> float:
+        """Seconds of a batch with stages as even as the largest block allows, and transfers in the open."""
+        args = self.arguments(layout.pipeline * layout.tensor * layout.data, layout)
+        times, exchange = self._costs(args, layout)
+        delayed = SCHEDULES[layout.schedule].delayed
         slots = microbatches_of(args) + (0 if delayed else layout.pipeline - 1)
-        totals = [own.of_batch(slots) + update for own, update in zip(self._passes[of_pass], updates, strict=True)]
+        totals = [own.of_batch(slots) for own in times]
         slowest = max(sum(totals) / layout.pipeline, *totals)
-        return slowest if delayed else slowest + 2 * slots * costs.transfer() + reduction
+        return slowest if delayed else slowest + 2 * slots * exchange.transfer + exchange.reduction
 
     def _outcome(self, devices: int, layout: Layout) -> Outcome | None:
         args = self.arguments(devices, layout)
         model = self._model(args)
-        costs = CostModel(args, self._device)
-        times = costs.blocks(model)
+        times, exchange = self._costs(args, layout)
         try:
             chosen: Choice = choose(args, model, times, self._device.memory_bytes, simulations=0)
         except NoSplit as problem:
@@ -185,7 +191,7 @@ class Search:
                 self.nearest = problem.least, layout
             return None
         parts = on_ranks(times, chosen.ends, layout.pipeline)
-        time = batch_time(layout.schedule, parts, microbatches_of(args), costs.exchange(model))
+        time = batch_time(layout.schedule, parts, microbatches_of(args), exchange)
         return Outcome(devices, layout, split_option(args, chosen.ends), chosen.bytes, time)
 
 
